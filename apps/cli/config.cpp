@@ -112,7 +112,7 @@ and the descriptions of all keys.
 )");
 }
 
-// config migrate: a configuration of torchtitan or Automodel as one of ours.
+// config migrate: a configuration of another program as one of ours.
 
 namespace {
 
@@ -123,7 +123,7 @@ std::string contents(const fs::path& file) {
   std::error_code failed;
   auto refuse = [&](const std::string& why) {
     return Error(ErrorCode::file_unreadable, file.string() + ": " + why)
-        .help("name a TOML file of torchtitan or a YAML file of Automodel");
+        .help("name a TOML file of torchtitan, or a YAML file of Automodel, axolotl or TRL");
   };
   if (!fs::exists(file, failed)) throw refuse("there is no such file");
   if (!fs::is_regular_file(file, failed)) throw refuse("this is not a regular file");
@@ -167,8 +167,9 @@ int run_migrate(Call& call) {
   }
   auto count = [](const Lines& lines) { return static_cast<int64_t>(lines.size()); };
   call.err.write((out.empty() ? "" : report::printable(out.string()) + ": ") + "from " +
-                 done.program + ": " + report::counted(count(done.carried), "key", "keys") +
-                 " carried over, " + std::to_string(count(done.guessed)) + " guessed, " +
+                 done.program + " (it has " + done.known_by +
+                 "): " + report::counted(count(done.carried), "key", "keys") + " carried over, " +
+                 std::to_string(count(done.guessed)) + " guessed, " +
                  std::to_string(count(done.left)) + " not carried over\n");
   say(call, "guessed: look at these", done.guessed, true);
   say(call, "not carried over", done.left, false);
@@ -182,13 +183,14 @@ int run_migrate(Call& call) {
 Verb config_migrate_verb() {
   return declare(run_migrate, R"(
 config migrate FILE
-Turn a configuration of torchtitan or Automodel into one of Meshwright
+Turn a configuration of torchtitan, Automodel, axolotl or TRL into one of Meshwright
 
-Reads torchtitan's TOML and Automodel's YAML, told apart by their endings, and prints TOML. What
-was guessed, what could not be carried over and what is still missing is listed, and stands in the
-file as comments.
+Reads torchtitan's TOML and the YAML of Automodel, axolotl and TRL (what `trl sft --config` takes),
+told apart by what is in them, and prints TOML. What was guessed, what could not be carried over and
+what is still missing is listed, and stands in the file as comments.
   meshwright config migrate llama3_8b.toml --out job.toml
   meshwright config migrate llama3_2_1b_squad.yaml
+  meshwright config migrate axolotl/qlora.yml --out job.toml
 
 --out NEW.toml  Write the configuration to this file. Default: standard output.
 --json

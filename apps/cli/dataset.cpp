@@ -12,17 +12,21 @@
 #include <filesystem>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <vector>
 
 #include "apps/cli/common.h"
 #include "apps/cli/texts.h"
 #include "apps/cli/verb.h"
+#include "engine/config/sources.h"
+#include "engine/data/mix.h"
 #include "engine/data/read_ahead.h"
 #include "engine/job/job.h"
 #include "meshwright/data/dataset_inspector.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/json_codec.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/progress.h"
 #include "sdk/text/corpus/corpus.h"
 #include "sdk/text/tokenizer/folder.h"
@@ -104,12 +108,34 @@ json::object row_json(int64_t rows, int64_t number, const DatasetRow& row) {
           {"tokens", std::move(tokens)}};
 }
 
+// Those that --source chooses among; of sets one must be chosen.
+data::DatasetConfig chosen(const Call& call, data::DatasetConfig config) {
+  const std::string name = call.value("source");
+  std::vector<std::string> names;
+  for (data::DatasetConfig& one : config.sources) {
+    if (one.name == name) return std::move(one);
+    names.push_back(one.name);
+  }
+  if (!call.has("source") && (names.empty() || config.table == "dataset")) return config;
+  Error error(ErrorCode::usage,
+              names.empty() ? "--source " + name + ": [" + config.table + "] names no sources"
+              : call.has("source")
+                  ? "--source " + name + ": there is no [[" + config::sources_of(config.table) +
+                        "]] of that name"
+                  : "[" + config.table + "] has several sets: one of them is shown");
+  if (names.empty()) throw error.help("leave out --source");
+  for (const std::string& known : names) error.help("--source " + known);
+  throw error;
+}
+
 int show_row(Call& call, const data::DatasetConfig& config, int64_t number) {
   const DatasetInspector* inspector = data::inspector_of(config);
   if (inspector == nullptr)
     throw Error(ErrorCode::usage,
                 "the data set of " + config.table + " has no rows to show, only samples")
-        .help("--sample 0");
+        .help(config.sources.empty() ? "--sample 0"
+                                     : "--source " + config.sources.front().name +
+                                           " for the rows of one of its sources");
   const DatasetRequest request = data::request_of(config);
   const int64_t rows = inspector->rows(request);
   const DatasetRow row = inspector->row(request, number);
@@ -164,6 +190,11 @@ int show_sample(Call& call, const data::DatasetConfig& config, int64_t number) {
   data::SampleBuffer buffer(*source, config.seq_len);
   const SampleView view = buffer.view();
   source->read(number, view);
+  std::string whose;  // of a mix
+  if (const auto* mix = dynamic_cast<const data::Mix*>(source.get()); mix != nullptr) {
+    const data::MixOrder::Place place = mix->order(1).at(number);
+    whose = mix->sources()[place.source].name;
+  }
   struct Part {
     int64_t positions = 0, targets = 0;
   };
@@ -178,11 +209,13 @@ int show_sample(Call& call, const data::DatasetConfig& config, int64_t number) {
     json::array tokens(view.tokens.begin(), view.tokens.end());
     json::array targets(view.targets.begin(), view.targets.end());
     json::array documents(view.documents.begin(), view.documents.end());
-    call.print_json(json::object{{"samples", source->samples()},
-                                 {"sample", number},
-                                 {"tokens", std::move(tokens)},
-                                 {"targets", std::move(targets)},
-                                 {"documents", std::move(documents)}});
+    json::object out{{"samples", source->samples()},
+                     {"sample", number},
+                     {"tokens", std::move(tokens)},
+                     {"targets", std::move(targets)},
+                     {"documents", std::move(documents)}};
+    if (!whose.empty()) out["source"] = whose;
+    call.print_json(out);
     return 0;
   }
   std::vector<std::vector<std::string>> rows{{"document", "positions", "targets"}};
@@ -195,7 +228,8 @@ int show_sample(Call& call, const data::DatasetConfig& config, int64_t number) {
   call.out.write(report::paint(call.out_style, Tone::bold,
                                "sample " + report::human_count(number) + " of " +
                                    report::human_count(source->samples())) +
-                 ", " + report::printable(source->describe()) + "\n\n" +
+                 ", " + (whose.empty() ? "" : "of " + report::printable(whose) + ", in ") +
+                 report::printable(source->describe()) + "\n\n" +
                  strip(view, padding, static_cast<size_t>(std::max(call.out_style.width, 20))) +
                  "a letter a document, a capital where something is learnt, . for what pads\n\n" +
                  report::table(call.out_style, rows, right));
@@ -213,7 +247,7 @@ int run_show_dataset(Call& call) {
   if (!job) return status;
   const std::string table = call.has("validation") ? "validation_dataset" : "dataset";
   try {
-    const data::DatasetConfig config = config_of(*job, table);
+    const data::DatasetConfig config = chosen(call, config_of(*job, table));
     if (call.has("row")) return show_row(call, config, *call.number("row", 0));
     return show_sample(call, config, *call.number("sample", 0));
   } catch (const Error& error) {
@@ -232,41 +266,74 @@ std::string tell_steps(const plan::Job& job, const data::DatasetConfig& config, 
   return data::tell_steps(samples, batch, documents);
 }
 
+// Each source of a mix as it is read over the run: lines, and the same as JSON.
+std::vector<std::string> tell_mix(const plan::Job& job, const data::Mix& mix, json::object& one) {
+  const std::vector<int64_t> read = data::read_by_run(job, mix), shares = mix.shares(0);
+  const double all = static_cast<double>(std::accumulate(shares.begin(), shares.end(), int64_t{0}));
+  json::array sources;
+  for (size_t i = 0; i < read.size(); ++i) {
+    const int64_t samples = mix.sources()[i].samples->samples();
+    sources.push_back(
+        json::object{{"name", mix.sources()[i].name},
+                     {"share", static_cast<double>(shares[i]) / all},
+                     {"samples", samples},
+                     {"read", read[i]},
+                     {"epochs", static_cast<double>(read[i]) / static_cast<double>(samples)}});
+  }
+  one["sources"] = std::move(sources);
+  return data::lines_of(mix, read);
+}
+
+// What there is to say of one data set, as JSON.
+json::object count(Call& call, const plan::Job& job, const data::DatasetConfig& config,
+                   bool first) {
+  data::prepare_data(config);
+  const std::unique_ptr<SampleSource> source = data::open_samples(config);
+  std::vector<std::string> lines = source->report();
+  std::vector<std::pair<std::string, int64_t>> numbers;
+  if (const DatasetInspector* inspector = data::inspector_of(config))
+    numbers = inspector->numbers(data::request_of(config));
+  json::object one{{"describe", source->describe()},
+                   {"samples", source->samples()},
+                   {"seq_len", config.seq_len},
+                   {"report", json::array(lines.begin(), lines.end())}};
+  for (const auto& [name, value] : numbers) one[name] = value;
+  if (const auto* mix = dynamic_cast<const data::Mix*>(source.get()); mix != nullptr)
+    for (std::string& line : tell_mix(job, *mix, one)) lines.push_back(std::move(line));
+  std::string steps;
+  if (config.table == "dataset")
+    steps = tell_steps(job, config, source->samples(), data::documents_in(numbers), one);
+  if (call.json) return one;
+  const std::string header = config.name.empty()
+                                 ? "[" + config.table + "]"
+                                 : "[[" + config.table + "]] " + report::printable(config.name);
+  call.out.write((first ? "" : "\n") + report::paint(call.out_style, Tone::bold, header) + " " +
+                 report::printable(source->describe()) + ": " +
+                 report::counted(source->samples(), "sample", "samples") + " of " +
+                 report::human_count(config.seq_len) + "\n");
+  for (const std::string& line : lines) call.out.write("  " + report::printable(line) + "\n");
+  if (!steps.empty()) call.out.write("  " + steps + "\n");
+  return one;
+}
+
 int run_stats(Call& call) {
   int status = 0;
   std::optional<plan::Job> job = load_job(call, status);
   if (!job) return status;
   json::object all;
-  bool first = true;
   for (const char* table : {"dataset", "validation_dataset"}) {
-    const Options& options = job->config.table(table);
-    if (!data::names_data(options)) continue;
+    if (!config::names_data(job->config, table)) continue;
     try {
       const data::DatasetConfig config = config_of(*job, table);
-      data::prepare_data(config);
-      const std::unique_ptr<SampleSource> source = data::open_samples(config);
-      const std::vector<std::string> lines = source->report();
-      std::vector<std::pair<std::string, int64_t>> numbers;
-      if (const DatasetInspector* inspector = data::inspector_of(config))
-        numbers = inspector->numbers(data::request_of(config));
-      json::object one{{"describe", source->describe()},
-                       {"samples", source->samples()},
-                       {"seq_len", config.seq_len},
-                       {"report", json::array(lines.begin(), lines.end())}};
-      for (const auto& [name, value] : numbers) one[name] = value;
-      std::string steps;
-      if (config.table == "dataset")
-        steps = tell_steps(*job, config, source->samples(), data::documents_in(numbers), one);
-      all[table] = std::move(one);
-      if (call.json) continue;
-      call.out.write((first ? "" : "\n") +
-                     report::paint(call.out_style, Tone::bold, std::string("[") + table + "]") +
-                     " " + report::printable(source->describe()) + ": " +
-                     report::counted(source->samples(), "sample", "samples") + " of " +
-                     report::human_count(config.seq_len) + "\n");
-      for (const std::string& line : lines) call.out.write("  " + report::printable(line) + "\n");
-      if (!steps.empty()) call.out.write("  " + steps + "\n");
-      first = false;
+      const bool sets = config.table != "dataset" && !config.sources.empty();
+      if (!sets) {
+        all[table] = count(call, *job, config, all.empty());
+        continue;
+      }
+      json::object named;
+      for (const data::DatasetConfig& one : config.sources)
+        named[one.name] = count(call, *job, one, all.empty() && named.empty());
+      all[table] = json::object{{"sets", std::move(named)}};
     } catch (const Error& error) {
       throw config::placed(error, job->config);
     }
@@ -295,6 +362,7 @@ learnt.
 --row N       The row, from 0 on; of data sets that have rows.
 --sample N    The sample, from 0 on.
 --validation  Of [validation_dataset].
+--source NAME  Of that [[dataset.mix]], or [[validation_dataset.set]].
 --set
 --json
 )");
@@ -456,7 +524,9 @@ void tell(Call& call, const Made& made) {
   call.out.write(out + ": " + report::human_count(counts.tokens) + " tokens (" + made.dtype +
                  ") of " + report::counted(counts.documents, "document", "documents") + " in " +
                  report::counted(made.files, "file", "files") + ", " +
-                 report::human_bytes(counts.bytes) + " in " + report::human_duration(made.seconds) +
+                 report::human_bytes(counts.bytes) + " in " +
+                 (made.seconds < 1 ? text::format("%.0f ms", std::max(1.0, 1000 * made.seconds))
+                                   : report::human_duration(made.seconds)) +
                  ", " + report::human_bytes(rate) + "/s\n" +
                  "set dataset.kind = \"tokens\" and dataset.path = \"" + out +
                  "\" to train on them; the model's vocab_size has to be at least " +

@@ -5,6 +5,7 @@
 #include <boost/json/array.hpp>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <optional>
 #include <thread>
 
@@ -189,7 +190,9 @@ int run_env(Call& call) {
                     path.string() + (fs::is_directory(path, failed) ? "" : " (no such folder)")});
   }
   for (const auto& [key, value] : variables) rows.push_back({"$" + key, value});
-  call.out.write(report::table(call.out_style, rows));
+  report::Style whole = call.out_style;  // a path that is broken cannot be copied
+  whole.width = std::numeric_limits<int>::max();
+  call.out.write(report::table(whole, rows));
   return 0;
 }
 

@@ -204,7 +204,7 @@ int check(Call& call, const evaluate::Request& request, const Ranks& ranks, int6
   }
   const data::DatasetConfig data = evaluate::data_of(*job, subject, request);
   try {
-    data::look_at_data(data, "");
+    data::look_at_data(data);
   } catch (const Error& error) {
     Error told = evaluate::as_error_of_evaluate(error);
     if (error.key().starts_with("validation_dataset."))

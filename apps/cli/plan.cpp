@@ -5,6 +5,7 @@
 
 #include "apps/cli/common.h"
 #include "apps/performance/forecast/search.h"
+#include "engine/job/job.h"
 #include "engine/job/render.h"
 #include "engine/job/trainable.h"
 #include "engine/train/preflight/before.h"
@@ -165,6 +166,7 @@ int run_plan(Call& call) {
   if (machine) request.ranks_per_host = std::llround(machine->network.ranks_per_host);
   Diagnostics said;
   if (const std::string why = before::count_samples(*job); !why.empty()) said.notice(why);
+  for (const std::string& line : data::tell_mix(*job)) said.notice("dataset.mix " + line);
   plan::JobPlan plan = before::plan_or_help(reload_of(call), *job, request);
   for (const std::string& text : plan.notices) said.notice(text);
   for (const std::string& text : plan.warnings) said.warning(text);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/cli/common.h"
+#include "apps/cli/job_file.h"
 #include "apps/observe/report/run_record.h"
 #include "engine/launch/spawn.h"
 #include "sdk/base/files/durable.h"
@@ -21,53 +22,40 @@ namespace fs = std::filesystem;
 constexpr int64_t kSteps = 200;
 constexpr size_t kFewestBytes = 4096, kMostBytes = size_t{4} << 20;
 
-// With the folder twice, the batch, the steps, those of the warm-up, and the folder twice.
-constexpr const char* kJob =
-    R"(# A small Llama that learns a text byte by byte. meshwright quickstart wrote it; change what you like:
-# `meshwright config explain` says what may stand here.
-schema = 1
-
-[run]
-dir = "%s"
-name = "run"
-
-[model]
-config = "%s/model.json"
-
-[dist_env]
-device = "auto"  # an NVIDIA device, where there is one
-
-[distributed]
-strategy = "fsdp2"  # or: --set distributed.strategy=ddp --set run.name=ddp
-
-[distributed.mp_policy]
-param_dtype = "float32"  # "bfloat16" is faster on devices, and slower on CPUs
-output_dtype = "float32"
-
-[step_scheduler]
-global_batch_size = %lld
-local_batch_size = 8
-max_steps = %lld
-
-[optimizer]
-lr = 3e-3
-
-[lr_scheduler]
-lr_warmup_steps = %lld
-min_lr = 3e-4
-
-[dataset]
-kind = "text"
-path = "%s/text.txt"  # or files of your own: a file, a folder or a pattern
-seq_len = 128
-
-[validation_dataset]
-kind = "text"
-path = "%s/held_out.txt"  # the last tenth of the text, which it does not learn from
-seq_len = 128
-every_steps = 50
-num_batches = 4
-)";
+// The job in `folder`, with that many samples a step and steps.
+std::string quickstart_job(const std::string& folder, int64_t batch, int64_t steps) {
+  const std::vector<JobLine> lines = {
+      {"run", "dir", quoted_toml(folder)},
+      {"run", "name", "\"run\""},
+      {"model", "config", quoted_toml(folder + "/model.json")},
+      {"dist_env", "device", "\"auto\"", "an NVIDIA device, where there is one"},
+      {"distributed", "strategy", "\"fsdp2\"",
+       "or: --set distributed.strategy=ddp --set run.name=ddp"},
+      {"distributed.mp_policy", "param_dtype", "\"float32\"",
+       "\"bfloat16\" is faster on devices, and slower on CPUs"},
+      {"distributed.mp_policy", "output_dtype", "\"float32\""},
+      {"step_scheduler", "global_batch_size", std::to_string(batch)},
+      {"step_scheduler", "local_batch_size", "8"},
+      {"step_scheduler", "max_steps", std::to_string(steps)},
+      {"optimizer", "lr", "3e-3"},
+      {"lr_scheduler", "lr_warmup_steps", std::to_string(steps / 10)},
+      {"lr_scheduler", "min_lr", "3e-4"},
+      {"dataset", "kind", "\"text\""},
+      {"dataset", "path", quoted_toml(folder + "/text.txt"),
+       "or files of your own: a file, a folder or a pattern"},
+      {"dataset", "seq_len", "128"},
+      {"validation_dataset", "kind", "\"text\""},
+      {"validation_dataset", "path", quoted_toml(folder + "/held_out.txt"),
+       "the last tenth of the text, which it does not learn from"},
+      {"validation_dataset", "seq_len", "128"},
+      {"validation_dataset", "every_steps", "50"},
+      {"validation_dataset", "num_batches", "4"}};
+  return job_text(
+      "# A small Llama that learns a text byte by byte. meshwright quickstart wrote it; change "
+      "what "
+      "you like:\n# `meshwright config explain` says what may stand here.\n",
+      lines);
+}
 
 // 0.7 million parameters: with them 200 steps teach words within seconds, on two cores.
 constexpr const char* kModel =
@@ -108,12 +96,26 @@ std::string read_text(Call& call, const std::string& place) try {
   throw;
 }
 
-// Writes the job and its data, all or nothing; the folder.
-fs::path write_job(const std::string& text, int64_t nproc, int64_t steps) {
+constexpr const char* kElsewhere = "start it in a folder that you may write to, on a disk with room";
+
+// Empty, and nobody else's: another quickstart that starts here at the same time takes the next
+// name.
+fs::path new_folder() {
   fs::path folder = "quickstart";
   std::error_code failed;
-  for (int number = 2; fs::exists(fs::symlink_status(folder, failed)); ++number)
+  for (int number = 2; !fs::create_directory(folder, failed); ++number) {
+    if (failed && failed != std::errc::file_exists)
+      throw Error(ErrorCode::output_unwritable,
+                  folder.string() + ": the folder cannot be made: " + failed.message())
+          .help(kElsewhere);
     folder = "quickstart_" + std::to_string(number);
+  }
+  return folder;
+}
+
+// Writes the job and its data, all or nothing; the folder.
+fs::path write_job(const std::string& text, int64_t nproc, int64_t steps) {
+  const fs::path folder = new_folder();
   // Not within a line, where there are lines.
   const size_t tenth = text.size() - text.size() / 10, line = text.rfind('\n', tenth),
                cut = line != text.npos && line > text.size() / 2 ? line + 1 : tenth;
@@ -121,18 +123,17 @@ fs::path write_job(const std::string& text, int64_t nproc, int64_t steps) {
   base::remove_tree(beside);
   try {
     base::make_folder(beside);
-    const char* at = folder.c_str();
-    const long long all = steps, batch = 8 * std::max<int64_t>(2, nproc);
     base::write_durably(beside / "job.toml",
-                        text::format(kJob, at, at, batch, all, all / 10, at, at));
+                        quickstart_job(folder.string(), 8 * std::max<int64_t>(2, nproc), steps));
     base::write_durably(beside / "model.json", kModel);
     base::write_durably(beside / "text.txt", text.substr(0, cut));
     base::write_durably(beside / "held_out.txt", text.substr(cut));
     base::rename_durably(beside, folder);
   } catch (Error& error) {
     base::remove_tree(beside);
+    base::remove_tree(folder);
     if (error.code() == ErrorCode::output_unwritable)
-      error.help("start it in a folder that you may write to, on a disk with room");
+      error.help(kElsewhere);
     throw;
   }
   return folder;

@@ -30,6 +30,7 @@ const std::vector<Verb>& verbs() {
       config_show_verb(),
       config_schema_verb(),
       config_explain_verb(),
+      config_new_verb(),
       config_migrate_verb(),
       plugins_list_verb(),
       plugins_inspect_verb(),

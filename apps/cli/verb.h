@@ -122,6 +122,7 @@ Verb validate_verb();
 Verb config_show_verb();
 Verb config_schema_verb();
 Verb config_explain_verb();
+Verb config_new_verb();
 Verb config_migrate_verb();
 Verb plugins_list_verb();
 Verb plugins_inspect_verb();

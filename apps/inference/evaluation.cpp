@@ -11,6 +11,7 @@
 #include "engine/checkpoint/folder.h"
 #include "engine/config/config.h"
 #include "engine/config/source.h"
+#include "engine/config/toml_value.h"
 #include "engine/job/job.h"
 #include "engine/plugins/registry.h"
 #include "meshwright/error.h"
@@ -117,9 +118,12 @@ void read_like(const Values& run, const std::string& table, Values& out) {
   }
   if (const std::string kind = value_of(run, table + ".kind"); kind != "\"mock\"" && !kind.empty())
     out["kind"] = kind;
-  for (const char* key : {"dtype", "seq_len", "packing", "document_end"})
+  for (const char* key : {"dtype", "seq_len", "packing", "document_end", "tokenizer"})
     if (const std::string value = value_of(run, table + "." + key); !value.empty())
       out[key] = value;
+  const std::string of_texts = table + "." + config::kTextComponent + ".";
+  for (const auto& [key, value] : run)
+    if (key.starts_with(of_texts)) out[key.substr(table.size() + 1)] = value;
 }
 
 // As the run read what it learned from. Rows are read as those that it was validated with where it
@@ -134,7 +138,20 @@ void read_like_run(const Values& run, const Request& request, Values& out) {
   if (!asks_for_kind || !has_plugin(run, table)) read_like(run, table, out);
 }
 
+// How each [[validation_dataset.set]] that has a path is evaluated.
+std::vector<std::string> sets_of(const Values& run) {
+  std::vector<std::string> out;
+  const std::optional<config::Value> sets =
+      config::parse_toml_value(value_of(run, std::string(kTable) + "set"));
+  if (!sets) return out;
+  for (const config::Value& set : sets->items)
+    if (const config::Entry* path = set.find("path"); path != nullptr && !path->value.text.empty())
+      out.push_back("--data '" + path->value.text + "'");
+  return out;
+}
+
 bool names_data(const Values& run) {
+  if (!sets_of(run).empty()) return false;
   return !value_of(run, "validation_dataset.path").empty() ||
          !value_of(run, "validation_dataset.plugin").empty() ||
          value_of(run, "validation_dataset.kind") == "\"mock\"";
@@ -204,6 +221,25 @@ std::string language_folder(const Subject& subject, const Values& run) {
   for (const fs::path& place : places)
     if (!place.empty() && tokenizer::tokenizer_file(place)) return place.string();
   return "";
+}
+
+// Texts are read with the tokenizer that the run read its own with, or that comes with the weights;
+// as bytes where the run did.
+void name_tokenizer(const Subject& subject, const Values& run, const Request& request,
+                    Values& data) {
+  const std::string kind = text_in(data, "kind");
+  if (data.count("plugin") != 0 || sets_here(request, "plugin") ||
+      sets_here(request, "tokenizer") || (!kind.empty() && kind != "text"))
+    return;
+  const std::string named = text_in(data, "tokenizer");
+  auto has_tokenizer = [](const std::string& folder) {
+    return !folder.empty() && tokenizer::tokenizer_file(folder);
+  };
+  if (named == config::kBytes || has_tokenizer(named)) return;
+  const bool bytes = named.empty() && text_in(run, "dataset.kind") == "text" &&
+                     !has_plugin(run, "dataset") && text_in(run, "dataset.tokenizer").empty();
+  const std::string folder = bytes ? "" : language_folder(subject, run);
+  if (has_tokenizer(folder)) data["tokenizer"] = quoted(folder);
 }
 
 // Rows that nobody asked to be read as they are written, braces and all.
@@ -292,16 +328,25 @@ generate::Settings settings(const Subject& subject, const Request& request, int6
     });
     data["kind"] = quoted(*request.kind);
   }
+  name_tokenizer(subject, run, request, data);
   if (request.seq_len) data["seq_len"] = std::to_string(*request.seq_len);
   if (data.count("seq_len") == 0 && subject.source.is_checkpoint())
     if (const int64_t length = checkpoint::read_meta(subject.source.folder()).seq_len; length > 0)
       data["seq_len"] = std::to_string(length);
-  if (!named && !names_data(run) && !request.kind)
+  if (!named && !names_data(run) && !request.kind) {
+    const std::vector<std::string> sets = sets_of(run);
+    if (!sets.empty()) {
+      Error error(ErrorCode::usage,
+                  "evaluate reads one data set, and the run was validated on several");
+      for (const std::string& set : sets) error.help(set);
+      throw error;
+    }
     throw Error(ErrorCode::usage,
                 "evaluate needs data that the model has not learned from" +
                     std::string(subject.run_config ? ": the run was not validated" : ""))
         .help("--data 'held_out/*.txt'")
         .help("--data held_out.bin --kind tokens");
+  }
   // Global batches that every schedule of a pipeline can divide; they are read to the last sample
   // in any case.
   const std::string local = std::to_string(request.batch),
@@ -323,14 +368,12 @@ data::DatasetConfig data_of(const plan::Job& job, const Subject& subject, const 
   data::DatasetConfig out =
       data::dataset_config(job, "validation_dataset", subject.source.vocab(), subject.seed + 1);
   const Values run = settings_of_run(subject);
+  if (out.of_plugged_kind()) return out;
   if (out.plugin) {
     out.plugin->pretrained = language_folder(subject, run);
     return out;
   }
   check_rows(out, request, subject, run);
-  // Of a checkpoint what it carries along says nothing of what the run read.
-  if (subject.source.tokenizer() != nullptr && !subject.source.is_checkpoint())
-    data::check_text_model(out, subject.source.folder().string());
   return out;
 }
 

@@ -1,4 +1,4 @@
-// Which program a configuration is of, and what is the same for both.
+// Which program a configuration is of, by what is in it, and what is the same for all.
 #include "apps/migrate/migrate.h"
 
 #include <yaml-cpp/yaml.h>
@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cmath>
 #include <iterator>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -131,7 +132,7 @@ class Reader {
 }  // namespace
 
 // The first document of `text`, whose root must be a mapping. Plain words are read as Python's YAML
-// and Automodel read them: true, yes, 3, 1e-5; null is the string "none". Merge keys (<<) are
+// and its programs read them: true, yes, 3, 1e-5; null is the string "none". Merge keys (<<) are
 // followed. Throws Error(bad_foreign_config) with line and column for what is no YAML, and for what
 // is nested deeper or grows larger, by its aliases, than a configuration does.
 Value parse_yaml(std::string_view text, const std::string& file) {
@@ -206,7 +207,7 @@ void sequence_parallel(Migrator& m, bool titan) {
   }
 }
 
-// `local_batch_size`: their key.
+// What is the same for all. `local_batch_size`: their key.
 void both(Migrator& m, const char* local_batch_size) {
   m.choose("optimizer.name", "optimizer.name", [](const Value& v) {
     std::string name = text::normal(v.text);
@@ -232,13 +233,111 @@ void both(Migrator& m, const char* local_batch_size) {
     });
 }
 
+// A program whose files are read, or whose are known and are not.
+struct Program {
+  const char* name;
+  void (*from)(Migrator& m);  // nullptr: not read
+  const char* local_batch_size = "";
+};
+constexpr Program kTorchtitan = {"torchtitan", from_torchtitan, "training.local_batch_size"},
+                  kAutomodel = {"Automodel", from_automodel, "step_scheduler.local_batch_size"},
+                  kAxolotl = {"axolotl", from_axolotl}, kTrl = {"TRL", from_trl},
+                  kTorchtune = {"torchtune", nullptr}, kFactory = {"LLaMA-Factory", nullptr},
+                  kAccelerate = {"accelerate", nullptr}, kDeepSpeed = {"DeepSpeed", nullptr};
+
+// What a file of a program has and those of the programs below it do not: a key, the beginning of
+// keys ("training."), or the end of them ("._component_").
+struct Mark {
+  const char* key;
+  const Program* program;
+};
+constexpr Mark kTomlMarks[] = {{"training.", &kTorchtitan},
+                               {"parallelism.", &kTorchtitan},
+                               {"job.", &kTorchtitan},
+                               {"lr_scheduler.", &kTorchtitan},
+                               {"optimizer.", &kTorchtitan}};
+constexpr Mark kYamlMarks[] = {{"._component_", &kTorchtune},
+                               {"finetuning_type", &kFactory},
+                               {"cutoff_len", &kFactory},
+                               {"compute_environment", &kAccelerate},
+                               {"distributed_type", &kAccelerate},
+                               {"zero_optimization.", &kDeepSpeed},
+                               {"train_micro_batch_size_per_gpu", &kDeepSpeed},
+                               {"base_model", &kAxolotl},
+                               {"model_name_or_path", &kTrl},
+                               {"per_device_train_batch_size", &kTrl},
+                               {"num_train_epochs", &kTrl},
+                               {"dataset_name", &kTrl},
+                               {"step_scheduler.", &kAutomodel},
+                               {"model.", &kAutomodel},
+                               {"distributed.", &kAutomodel},
+                               {"optimizer.", &kAutomodel}};
+
+bool has(const std::vector<Leaf>& leaves, std::string_view mark) {
+  return std::any_of(leaves.begin(), leaves.end(), [&](const Leaf& leaf) {
+    return mark.ends_with('.')     ? leaf.key.starts_with(mark)
+           : mark.starts_with('.') ? leaf.key.ends_with(mark)
+                                   : leaf.key == mark;
+  });
+}
+
+// TOML begins with a table in brackets or a key and '='; YAML with a key and ':', a list or "---".
+bool looks_like_toml(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    const std::string_view line = text::trim(text.substr(at, end - at));
+    at = end + 1;
+    if (line.empty() || line[0] == '#') continue;
+    return line[0] == '[' || line.find('=') < line.find(':');
+  }
+  return false;
+}
+
+// "training" of "training.".
+std::string shown_mark(const Mark& mark) {
+  const std::string_view key = mark.key;
+  const size_t begin = key.starts_with('.') ? 1 : 0;
+  return std::string(key.substr(begin, key.size() - begin - (key.ends_with('.') ? 1 : 0)));
+}
+
+const Mark& recognised(const std::vector<Leaf>& leaves, bool toml, const std::string& file) {
+  const std::span<const Mark> marks = toml ? std::span<const Mark>(kTomlMarks) : kYamlMarks;
+  auto error = [&](const std::string& what) {
+    return Error(ErrorCode::bad_foreign_config, file + ": " + what)
+        .at({Origin::Source::file, file, 1, 1});
+  };
+  if (toml && (has(leaves, "step_scheduler.") || has(leaves, "distributed.")))
+    throw error("this is a configuration of Meshwright already")
+        .help("meshwright validate " + file);
+  auto found = std::find_if(marks.begin(), marks.end(),
+                            [&](const Mark& mark) { return has(leaves, mark.key); });
+  if (found == marks.end())
+    throw toml ? error("none of the tables that torchtitan has")
+                     .help("torchtitan's tables are [training], [parallelism], [optimizer], ...")
+               : error("none of the keys that tell a program's configuration by")
+                     .help(
+                         "Automodel's tables are step_scheduler, model, distributed, ...; "
+                         "axolotl's files have base_model, TRL's model_name_or_path");
+  if (found->program->from == nullptr)
+    throw error(std::string("this is ") + found->program->name + "'s (it has " +
+                shown_mark(*found) + "), which is not read")
+        .help("torchtitan's TOML, and the YAML of Automodel, axolotl and TRL are read")
+        .help("meshwright config new writes a file to begin with");
+  return *found;
+}
+
 }  // namespace
 
 Migration migrate(std::string_view text, const std::string& file, const PluginSchemas& plugins) {
-  auto ends = [&](const char* end) { return text::normal(file).ends_with(end); };
+  if (text::normal(file).ends_with(".py"))
+    throw Error(ErrorCode::bad_foreign_config,
+                file + ": a configuration in Python is a program, which is not run here")
+        .help(
+            "write its values as TOML with the tables of torchtitan, [training] steps = 1000, "
+            "and name that file");
   std::vector<Leaf> leaves;
-  bool titan = ends(".toml");
-  if (titan) {
+  const bool toml = looks_like_toml(text);
+  if (toml) {
     Diagnostics diagnostics;
     std::optional<Value> root = parse_toml(text, file, diagnostics);
     if (!root) {
@@ -249,39 +348,19 @@ Migration migrate(std::string_view text, const std::string& file, const PluginSc
       throw error;
     }
     flatten(*root, "", leaves);
-  } else if (ends(".yaml") || ends(".yml")) {
-    flatten(parse_yaml(text, file), "", leaves);
   } else {
-    throw Error(ErrorCode::bad_foreign_config,
-                file + ": a file of torchtitan ends in .toml, one of Automodel in .yaml")
-        .help(ends(".py") ? "a configuration in Python is a program, which is not run here: write "
-                            "its values as TOML with the tables of torchtitan, [training] "
-                            "steps = 1000, and name that file"
-                          : "give the file the ending of what is in it");
+    flatten(parse_yaml(text, file), "", leaves);
   }
-  auto has = [&](std::string_view table) {
-    return std::any_of(leaves.begin(), leaves.end(),
-                       [&](const Leaf& leaf) { return leaf.key.starts_with(table); });
-  };
-  bool known =
-      titan ? has("training.") || has("parallelism.") || has("job.") || has("lr_scheduler.") ||
-                  has("optimizer.")
-            : has("step_scheduler.") || has("model.") || has("distributed.") || has("optimizer.");
-  if (!known)
-    throw Error(ErrorCode::bad_foreign_config,
-                file + ": none of the tables that " + (titan ? "torchtitan" : "Automodel") + " has")
-        .at({Origin::Source::file, file, 1, 1})
-        .help(titan ? "torchtitan's tables are [training], [parallelism], [optimizer], ..."
-                    : "Automodel's tables are step_scheduler, model, distributed, ...");
-  if (titan && (has("step_scheduler.") || has("distributed.")))
-    throw Error(ErrorCode::bad_foreign_config,
-                file + ": this is a configuration of Meshwright already")
-        .help("meshwright validate " + file);
-  Migrator migrator(std::move(leaves), titan ? "torchtitan" : "Automodel", plugins);
-  titan ? from_torchtitan(migrator) : from_automodel(migrator);
-  sequence_parallel(migrator, titan);
-  both(migrator, titan ? "training.local_batch_size" : "step_scheduler.local_batch_size");
-  return migrator.finish();
+  const Mark& mark = recognised(leaves, toml, file);
+  const Program& program = *mark.program;
+  Migrator migrator(std::move(leaves), program.name, plugins);
+  program.from(migrator);
+  const bool titan = toml;
+  if (titan || &program == &kAutomodel) sequence_parallel(migrator, titan);
+  both(migrator, program.local_batch_size);
+  Migration done = migrator.finish();
+  done.known_by = shown_mark(mark);
+  return done;
 }
 
 boost::json::object migration_json(const Migration& migration) {
@@ -295,9 +374,13 @@ boost::json::object migration_json(const Migration& migration) {
                      {"text", line.text}});
     return out;
   };
-  return {{"program", migration.program},       {"toml", migration.toml},
-          {"carried", list(migration.carried)}, {"guessed", list(migration.guessed)},
-          {"left", list(migration.left)},       {"missing", list(migration.missing)}};
+  return {{"program", migration.program},
+          {"known_by", migration.known_by},
+          {"toml", migration.toml},
+          {"carried", list(migration.carried)},
+          {"guessed", list(migration.guessed)},
+          {"left", list(migration.left)},
+          {"missing", list(migration.missing)}};
 }
 
 }  // namespace meshwright::config

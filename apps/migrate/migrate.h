@@ -1,4 +1,5 @@
-// Configurations of torchtitan (TOML) and Automodel (YAML) as far as they have counterparts here.
+// Configurations of torchtitan (TOML), Automodel, axolotl and TRL (YAML) as far as they have
+// counterparts here.
 #pragma once
 
 #include <boost/json/object.hpp>
@@ -19,7 +20,8 @@ struct Migration {
     std::string
         text;  // ours ("step_scheduler.max_steps = 100"), or why it could not be carried over
   };
-  std::string program;        // "torchtitan" or "Automodel"
+  std::string program;        // "torchtitan", "Automodel", ...
+  std::string known_by;       // the key or table that tells it: "base_model"
   std::string toml;           // a configuration of ours, checked
   std::vector<Line> carried;  // said there, and the same here
   std::vector<Line>
@@ -28,8 +30,8 @@ struct Migration {
   std::vector<Line> missing;  // what train still wants
 };
 
-// `file` says by its ending which of the two `text` is. Throws Error(bad_foreign_config) with the
-// place for what cannot be read.
+// What is in `text` says whose it is; `file` is its name in messages. Throws
+// Error(bad_foreign_config) with the place for what cannot be read.
 Migration migrate(std::string_view text, const std::string& file, const PluginSchemas& plugins);
 boost::json::object migration_json(const Migration& migration);
 

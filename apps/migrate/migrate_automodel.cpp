@@ -1,7 +1,6 @@
 // Automodel's YAML: what its keys are here where the table of foreign.cpp cannot say it, and what
 // Automodel does where a recipe says nothing.
 #include <algorithm>
-#include <filesystem>
 #include <string>
 
 #include "apps/migrate/migrator.h"
@@ -13,23 +12,6 @@ namespace {
 using Choice = Migrator::Choice;
 
 constexpr const char* kAutomodelsOwn = "Automodel's default";
-
-// "meta-llama/Llama-3.2-1B", a name on the hub, as the folder into which it is downloaded; a path
-// of this machine as it is, and what Automodel finds here counts as one.
-std::string local_folder(const std::string& name) {
-  std::error_code failed;
-  const bool hub = std::count(name.begin(), name.end(), '/') == 1 && name[0] != '/' &&
-                   name[0] != '.' && name[0] != '~' && name[0] != '<' && !name.ends_with('/') &&
-                   name.size() < 200 && !std::filesystem::exists(name, failed);
-  return hub ? "models/" + name.substr(name.find('/') + 1) : name;
-}
-
-// What to do about a name on the hub; empty for a path.
-std::string download(const std::string& name) {
-  const std::string folder = local_folder(name);
-  if (folder == name) return {};
-  return "download it first: hf download " + name + " --local-dir " + folder;
-}
 
 // "AdamW" of "torch.optim.AdamW".
 std::string class_of(const Leaf& target) {
@@ -384,19 +366,6 @@ void other_keys(Migrator& m) {
 
 // The data of Automodel's recipes: what its classes of data sets are here.
 
-constexpr const char* kHub =
-    "data of the hub is not read: save its rows as JSON Lines (messages, "
-    "prompt and completion, or text)";
-
-// A file or folder of this machine, as Automodel tells them from names on the hub.
-bool is_path(const std::string& text) {
-  std::error_code failed;
-  return text.starts_with('/') || text.starts_with('.') || text.starts_with('~') ||
-         text.ends_with(".jsonl") || text.ends_with(".json") || text.ends_with(".ndjson") ||
-         text.find('*') != std::string::npos || std::count(text.begin(), text.end(), '/') > 1 ||
-         (text.size() < 200 && std::filesystem::exists(text, failed));
-}
-
 class DataTable {
  public:
   DataTable(Migrator& m, const std::string& name) : m_(m), name_(name) {}
@@ -417,7 +386,7 @@ class DataTable {
                        : path.find("mock") != std::string::npos    ? "mock"
                                                                    : nullptr;
     if (ours == nullptr) {
-      m_.left(*target, std::string(kHub) + ", and name them: " + name_ +
+      m_.left(*target, std::string(kDataOfHub) + ", and name them: " + name_ +
                            ".plugin = \"jsonl\" and " + name_ + ".path");
       return false;
     }
@@ -459,7 +428,7 @@ class DataTable {
          *words = m_.take(name_ + ".tokenizer.pretrained_model_name_or_path");
     bool found = false;
     if (is_text(files) && !is_path(files->value.text)) {
-      m_.left(*files, std::string(kHub) + " and name them as " + name_ + ".path");
+      m_.left(*files, std::string(kDataOfHub) + " and name them as " + name_ + ".path");
     } else {
       found = path_of(files);
       // Files of this machine are read whole.
@@ -495,15 +464,35 @@ class DataTable {
   }
 
   void columns() {
+    std::map<std::string, std::string> columns;
+    const Leaf* from = nullptr;
+    Leaf* context = m_.take(name_ + ".column_mapping.context");
     for (const auto& [theirs, ours] : {std::pair("question", "prompt"), {"answer", "completion"}}) {
       Leaf* column = m_.take(name_ + ".column_mapping." + theirs);
-      if (column != nullptr && column->value.text != ours)
-        m_.left(
-            *column,
-            std::string("rows here have the columns prompt and completion: rename it to ") + ours);
+      if (!is_text(column)) continue;
+      from = column;
+      columns[ours] = column->value.text;
+    }
+    if (is_text(context)) {
+      from = context;
+      std::string& prompt = columns["prompt"];
+      prompt =
+          prompt.empty() ? context->value.text : "{" + context->value.text + "} {" + prompt + "}";
+    }
+    if (from == nullptr || columns == kColumns) return;
+    if (m_.set_fields(name_, columns, *from,
+                      is_text(context) ? "context and question are joined by a blank" : ""))
+      return;
+    for (const char* theirs : {"question", "answer", "context"}) {
+      const Leaf* column = m_.find(name_ + ".column_mapping." + theirs);
+      const std::string ours = *theirs == 'a' ? "completion" : "prompt";
+      if (is_text(column) && column->value.text != ours)
+        m_.left(*column, "rows here have the columns prompt and completion: rename it to " + ours);
     }
   }
 
+  inline static const std::map<std::string, std::string> kColumns = {{"prompt", "prompt"},
+                                                                     {"completion", "completion"}};
   Migrator& m_;
   const std::string name_;
   bool mock_ = false;

@@ -1,6 +1,7 @@
 #include "apps/migrate/migrator.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "engine/config/describe.h"
 #include "sdk/base/plain_text.h"
@@ -52,6 +53,31 @@ Value product(double a, double b) {
   return number_value(text::read_real(text::format("%.15g", a * b).c_str()));
 }
 
+std::string local_folder(const std::string& name) {
+  std::error_code failed;
+  const bool hub = std::count(name.begin(), name.end(), '/') == 1 && name[0] != '/' &&
+                   name[0] != '.' && name[0] != '~' && name[0] != '<' && !name.ends_with('/') &&
+                   name.size() < 200 && !std::filesystem::exists(name, failed);
+  return hub ? "models/" + name.substr(name.find('/') + 1) : name;
+}
+
+std::string download(const std::string& name) {
+  const std::string folder = local_folder(name);
+  if (folder == name) return {};
+  std::error_code failed;
+  if (std::filesystem::exists(folder + "/config.json", failed))
+    return "the folder that is here already, for " + name;
+  return "download it first: hf download " + name + " --local-dir " + folder;
+}
+
+bool is_path(const std::string& text) {
+  std::error_code failed;
+  return text.starts_with('/') || text.starts_with('.') || text.starts_with('~') ||
+         text.ends_with(".jsonl") || text.ends_with(".json") || text.ends_with(".ndjson") ||
+         text.find('*') != std::string::npos || std::count(text.begin(), text.end(), '/') > 1 ||
+         (text.size() < 200 && std::filesystem::exists(text, failed));
+}
+
 Migrator::Migrator(std::vector<Leaf> leaves, std::string program, PluginSchemas plugins)
     : leaves_(std::move(leaves)), plugins_(std::move(plugins)), schemas_(all_schemas(plugins_)) {
   out_.program = std::move(program);
@@ -92,6 +118,14 @@ void Migrator::drop_table(std::string_view prefix) {
   for (Leaf& leaf : leaves_) leaf.used = leaf.used || leaf.key.starts_with(prefix);
 }
 
+void Migrator::leave(std::string_view prefix, std::string_view row) {
+  for (Leaf& leaf : leaves_) {
+    if (leaf.used || !leaf.key.starts_with(prefix)) continue;
+    leaf.used = true;
+    if (!is_empty(leaf.value) && !is_false(leaf.value)) left(leaf, see(*find_foreign_whole(row)));
+  }
+}
+
 std::optional<int64_t> Migrator::count(std::string_view key) {
   const Leaf* leaf = find(key);
   if (leaf == nullptr || leaf->value.kind != Value::Kind::integer) return std::nullopt;
@@ -105,6 +139,17 @@ void Migrator::set(const std::string& key, Value value, const Leaf& from, const 
   if (auto [at, added] = set_.try_emplace(key, Set{std::move(value), &from, why});
       !added && at->second.from != &from)
     left(from, key + " is already set by " + at->second.from->key);
+}
+
+bool Migrator::set_fields(const std::string& table,
+                          const std::map<std::string, std::string>& columns, const Leaf& from,
+                          const std::string& why) {
+  const std::string key = table + ".jsonl.fields";
+  if (!knows(key)) return false;
+  Value parts;
+  for (const auto& [part, column] : columns) parts.entries.push_back({part, {}, Value(column)});
+  set(key, std::move(parts), from, why);
+  return true;
 }
 
 void Migrator::left(const Leaf& leaf, const std::string& why) {

@@ -78,6 +78,8 @@ class Migrator {
   // Takes what says nothing more, without a word.
   void drop(std::initializer_list<const char*> keys);
   void drop_table(std::string_view prefix);
+  // Leaves what begins alike, with the words of that row of foreign.cpp.
+  void leave(std::string_view prefix, std::string_view row);
   // An integer that the file says, or that is added as a default; nothing for "none" and words.
   std::optional<int64_t> count(std::string_view key);
   // Where two keys of theirs are one of ours, the first one counts. `why`: it is a guess.
@@ -118,6 +120,11 @@ class Migrator {
   // none.
   std::string strategy_of_class(const std::string& path) const;
 
+  // Which columns are which parts of a row, in that table of [dataset] or [validation_dataset];
+  // false: there is no key for it here.
+  bool set_fields(const std::string& table, const std::map<std::string, std::string>& columns,
+                  const Leaf& from, const std::string& why = {});
+
   // Carries over what nobody took, checks the result and writes it.
   Migration finish();
 
@@ -156,8 +163,23 @@ class Migrator {
   Migration out_;
 };
 
+// Names of models and data. Something of this machine comes before a name on the hub.
+
+// "meta-llama/Llama-3.2-1B", a name on the hub, as the folder into which it is downloaded; a path
+// as it is, and whatever is found here counts as one.
+std::string local_folder(const std::string& name);
+// What to do about a name on the hub; empty for a path.
+std::string download(const std::string& name);
+// A file or folder of this machine, as programs tell them from names of data on the hub.
+bool is_path(const std::string& text);
+inline constexpr const char* kDataOfHub =
+    "data of the hub is not read: save its rows as JSON Lines (messages, "
+    "prompt and completion, or text)";
+
 // One file a program.
 void from_torchtitan(Migrator& migrator);
 void from_automodel(Migrator& migrator);
+void from_axolotl(Migrator& migrator);
+void from_trl(Migrator& migrator);
 
 }  // namespace meshwright::config

@@ -65,6 +65,16 @@ std::string to_json(const TensorRecord& tensor) {
   return out + "]}";
 }
 
+std::string to_json(const MixRecord& mix) {
+  std::string out = "{\"first\": " + std::to_string(mix.first) + ", \"sources\": [";
+  for (const MixedSource& source : mix.sources)
+    out += (&source == mix.sources.data() ? "" : ", ") + std::string("{\"name\": ") +
+           json_quoted(source.name) + ", \"fingerprint\": " + json_quoted(source.fingerprint) +
+           ", \"share\": " + std::to_string(source.share) +
+           ", \"read\": " + std::to_string(source.read) + "}";
+  return out + "]}";
+}
+
 template <class T, class F>
 std::string lines(const std::vector<T>& items, F&& line) {
   std::string out = "[";
@@ -119,7 +129,8 @@ std::string to_json(const Meta& meta) {
                            ", \"seq_len\": " + std::to_string(meta.seq_len) +
                            ", \"shuffle\": " + (meta.shuffle ? "true" : "false") +
                            ", \"seed\": " + std::to_string(static_cast<int64_t>(meta.seed)) +
-                           ", \"fingerprint\": " + json_quoted(meta.data_fingerprint) + "}");
+                           ", \"fingerprint\": " + json_quoted(meta.data_fingerprint) +
+                           (meta.mix ? ", \"mix\": " + to_json(*meta.mix) : "") + "}");
   out += field("schedule", "{\"max_steps\": " + std::to_string(meta.max_steps) +
                                ", \"lr\": " + exact(meta.lr) + "}");
   if (meta.best)
@@ -413,6 +424,28 @@ json::value parse_checked(std::string_view text, const std::string& path) {
   }
 }
 
+MixRecord read_mix(Reader reader, int64_t samples) {
+  // What stages of a mix are computed with.
+  constexpr int64_t kMostShares = int64_t{1} << 31;
+  MixRecord mix;
+  mix.first = reader.number("first");
+  int64_t shares = 0, read = 0;
+  reader.for_each("sources", [&](Reader one) {
+    MixedSource source{one.text("name"), one.text("fingerprint"), one.number("share"),
+                       one.number("read")};
+    if (source.share > kMostShares || source.read > samples)
+      one.fail("has a share or a count that cannot be");
+    one.end();
+    shares += source.share;
+    read += source.read;
+    mix.sources.push_back(std::move(source));
+  });
+  if (mix.first > samples || read != mix.first || shares < 1 || shares > kMostShares)
+    reader.fail("has counts that are not those of its positions");
+  reader.end();
+  return mix;
+}
+
 // All but the lists.
 void read_run(Reader& root, Meta& meta) {
   meta.program = root.text("program");
@@ -451,6 +484,7 @@ void read_run(Reader& root, Meta& meta) {
   meta.shuffle = data.boolean("shuffle");
   meta.seed = static_cast<uint64_t>(data.number("seed", INT64_MIN));
   meta.data_fingerprint = data.text("fingerprint");
+  if (data.has("mix")) meta.mix = read_mix(data.object("mix"), meta.samples);
   data.end();
   meta.max_steps = schedule.number("max_steps");
   meta.lr = schedule.real("lr");

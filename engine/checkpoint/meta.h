@@ -99,6 +99,17 @@ struct StepHistory {
   int64_t even_steps = 0;
 };
 
+// A source of a mix of data sets, as the samples before Meta::samples were read.
+struct MixedSource {
+  std::string name, fingerprint;
+  int64_t share = 0;  // from position `first` on, against the shares of the others
+  int64_t read = 0;   // samples before that position
+};
+struct MixRecord {
+  int64_t first = 0;
+  std::vector<MixedSource> sources;  // in the order in which they are dealt out
+};
+
 struct Meta {
   int64_t step = 0;     // steps done
   std::string created;  // "2026-11-21T12:00:00Z"
@@ -122,6 +133,7 @@ struct Meta {
   std::string data_fingerprint;
   bool shuffle = true;
   uint64_t seed = 0;
+  std::optional<MixRecord> mix = {};  // of [[dataset.mix]]
   // Schedule, as it was: it may be another one after resuming.
   int64_t max_steps = 0;
   double lr = 0;

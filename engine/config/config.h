@@ -60,6 +60,7 @@ struct LoadOptions {
 
 // First pass: parsed, interpolated and overridden, not yet checked against schemas. Knows what is
 // needed to find the plugins.
+inline constexpr const char *kTextComponent = "text", *kBytes = "bytes";
 class Source {
  public:
   // Problems go to `diagnostics`; a file that cannot be read or parsed leaves an empty source and
@@ -82,8 +83,12 @@ class Source {
   std::vector<std::string> relative_plugins() const;
   // Names of the sub-tables of [distributed] the engine does not own.
   std::vector<std::string> strategy_tables() const;
-  // `plugin` of [model], [dataset] or [validation_dataset], as written; "": not set.
+  // The plugin's component that [model], [dataset] or [validation_dataset] asks for: its `plugin`,
+  // as written, or kTextComponent for a text that has a tokenizer(); "": none.
   std::string component(const char* table) const;
+  // The folder whose tokens a [dataset] or [validation_dataset] of kind "text" names are learnt, by
+  // its `tokenizer`, or because model.pretrained has one; "": bytes are, or it is no such table.
+  std::string tokenizer(const char* table) const;
   Origin component_origin(const char* table) const;
   // Names of the sub-tables of [model], [dataset] and [validation_dataset], dotted.
   std::vector<std::string> component_tables() const;

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "engine/config/sources.h"
 #include "engine/config/toml_value.h"
 #include "meshwright/tp_plan.h"
 #include "sdk/base/pipeline.h"
@@ -83,6 +84,11 @@ bool reads_tokens(const Config& config) {
   return has_plugin<which>(config) || choice(config, kData<which>, "kind") == "tokens";
 }
 
+template <int which>
+bool reads_text(const Config& config) {
+  return has_plugin<which>(config) || choice(config, kData<which>, "kind") == "text";
+}
+
 constexpr const char* kNoFloat16 = "unless distributed.mp_policy.param_dtype is float16";
 constexpr const char* kCpu = "with dist_env.device = \"cpu\"";
 constexpr const char* kTp1 = "with distributed.tp_size = 1";
@@ -114,11 +120,15 @@ constexpr Rule kRules[] = {
     {"lr_scheduler", "min_lr", decays, "with lr_scheduler.lr_decay_style = \"constant\""},
     {"dataset", "path", reads_files<0>, "with dataset.kind = \"mock\""},
     {"dataset", "dtype", reads_tokens<0>, "unless dataset.kind = \"tokens\""},
+    {"dataset", "tokenizer", reads_text<0>, "unless dataset.kind = \"text\""},
     {"dataset", "kind", has_no_plugin<0>, "with dataset.plugin"},
+    {"dataset", "tokenizer", has_no_plugin<0>, "with dataset.plugin"},
     {"dataset", "dtype", has_no_plugin<0>, "with dataset.plugin"},
     {"validation_dataset", "path", reads_files<1>, "with validation_dataset.kind = \"mock\""},
     {"validation_dataset", "dtype", reads_tokens<1>, "unless validation_dataset.kind = \"tokens\""},
+    {"validation_dataset", "tokenizer", reads_text<1>, "unless validation_dataset.kind = \"text\""},
     {"validation_dataset", "kind", has_no_plugin<1>, "with validation_dataset.plugin"},
+    {"validation_dataset", "tokenizer", has_no_plugin<1>, "with validation_dataset.plugin"},
     {"validation_dataset", "dtype", has_no_plugin<1>, "with validation_dataset.plugin"},
     {"distributed", "tp_plan", with_tp, kTp1},
     {"distributed", "enable_async_tensor_parallel", with_tp, kTp1},
@@ -292,7 +302,10 @@ class CrossChecks {
           option_error(optimizer, "betas", ErrorCode::out_of_range,
                        "optimizer.betas wants two numbers, found " + std::to_string(betas->size()),
                        "[0.9, 0.95]"));
-    for (const char* name : {"dataset", "validation_dataset"}) check_packing(name);
+    for (const char* name : {"dataset", "validation_dataset"}) {
+      check_packing(name);
+      check_sources(config_, name, diagnostics_);
+    }
     if (const Options& lora = config_.tables.at("lora"); lora.get_bool("dora"))
       diagnostics_.add(
           option_error(lora, "dora", ErrorCode::not_in_release,
@@ -345,8 +358,7 @@ class CrossChecks {
       return;
     }
     if (!given) steps.set("max_steps", OptionValue(), steps.origin("epochs"));
-    const Options& data = config_.tables.at("dataset");
-    if (data.get_string("kind") == "mock" && !data.is_set("plugin"))
+    if (never_ends())
       diagnostics_.add(Error(ErrorCode::conflict,
                              "step_scheduler.epochs counts how often a data set is read, but "
                              "dataset.kind = \"mock\" makes tokens without an end")
@@ -357,11 +369,24 @@ class CrossChecks {
                            .help("or name files: dataset.kind and dataset.path"));
   }
 
+  bool never_ends() const {
+    auto mock = [](const Options& data) {
+      return data.get_string("kind") == "mock" && !data.is_set("plugin");
+    };
+    try {
+      const std::vector<NamedSource> mix = named_sources(config_, "dataset");
+      return mix.empty() ? mock(config_.tables.at("dataset"))
+                         : std::ranges::any_of(mix, mock, &NamedSource::options);
+    } catch (const Error&) {
+      return false;  // check_sources() says what is wrong
+    }
+  }
+
   void check_best() {
     const Options& saving = config_.tables.at("checkpoint");
     const Options& data = config_.tables.at("validation_dataset");
-    if (saving.get_bool("best") && data.get_string("kind") != "mock" && !data.is_set("path") &&
-        !data.is_set("plugin"))
+    if (saving.get_bool("best") && data.get_string("kind") != "mock" &&
+        !names_data(config_, "validation_dataset"))
       diagnostics_.add(
           Error(ErrorCode::missing_key,
                 "checkpoint.best = true needs data to find the validation loss on")
@@ -391,6 +416,7 @@ class CrossChecks {
   }
 
   void check_packing(const std::string& name) {
+    if (!config_.list(sources_of(name)).empty()) return;  // each source is checked by itself
     const Options& data = config_.tables.at(name);
     const std::string end = name + ".document_end";
     if (data.get_bool("packing") && data.is_set("plugin"))

@@ -55,6 +55,14 @@ constexpr const char* kLoss =
 constexpr const char* kLocal = "a folder of this machine, never the name of a model on the hub";
 constexpr const char* kPathOfText =
     "a file, folder or pattern of this machine; dataset.kind says what is in it";
+constexpr const char* kPreferences =
+    "Meshwright trains on the next token of text; preferences and rewards are not learnt.";
+constexpr const char* kHub =
+    "Results stay on this machine: `hf upload NAME FOLDER` sends an exported folder.";
+constexpr const char* kSpecialTokens =
+    "Special tokens are those of the tokenizer's folder: change them in tokenizer_config.json.";
+constexpr const char* kTrainOn = "\"assistant\" for answers alone, \"all\" for prompts, too";
+constexpr const char* kFewBits = "a base of 4 or 8 bits is not in this version";
 constexpr const char* kProfile =
     "meshwright train FILE --trace writes a Chrome trace of every rank.";
 
@@ -334,8 +342,8 @@ constexpr Row kRows[] = {
     {"dataset.padding|dataset.pad_to_max_length|dataset.unshifted", "", kWorkers},
     {"dataset.column_mapping", "dataset.jsonl.format",
      "rows have prompt and completion, messages, or text: rename other columns", Carry::special},
-    {"dataset.dataset_info|dataset.grouped_datasets", "dataset.path",
-     "one file, folder or pattern; there is no mixture of several"},
+    {"dataset.dataset_info|dataset.grouped_datasets", "dataset.mix.path",
+     "a [[dataset.mix]] for each, with its weight"},
     {"dataset.vocab_size|dataset.batch_size|dataset.prompt|dataset.completion", "",
      "Mock data is of the model's vocabulary and of the run's batches."},
     {"dataset.num_samples|dataset.limit_dataset_samples|dataset.num_samples_limit", "",
@@ -416,12 +424,12 @@ constexpr Row kRows[] = {
     {"peft.exclude_modules", "lora.exclude_modules",
      "last parts of names (\"q_proj\"), or a pattern of full names", Carry::special},
     {"peft.use_dora", "lora.dora", "", Carry::as_is},
-    {"peft.use_rslora|use_rslora", "lora.rslora", "", Carry::as_is},
+    {"peft.use_rslora|use_rslora|peft_use_rslora", "lora.rslora", "", Carry::as_is},
     {"peft.lora_A_init", "lora.init", "kaiming or gaussian", Carry::special},
     {"peft.lora_dtype", "model.torch_dtype", "the dtype of what trains"},
     {"peft.dropout_position|peft.use_memory_efficient_lora|peft.use_triton|peft.moe_rank_scaling",
      "", "Adapters are computed in one way: what they read is dropped, then two products."},
-    {"quantization|qat", "lora.base_dtype", "a base of 4 or 8 bits is not in this version"},
+    {"quantization|qat", "lora.base_dtype", kFewBits},
     {"compile|torch_compile", "distributed.fsdp2.enable_compile", kEnableCompile},
     {"fp8", "model.float8_linear", kFloat8},
     {"fp8.enabled", "model.float8_linear", kFloat8, Carry::special},
@@ -444,9 +452,10 @@ constexpr Row kRows[] = {
     {"train_batch_size", "step_scheduler.global_batch_size", "", Carry::as_is},
     {"batch_size", "step_scheduler.local_batch_size",
      "samples a rank and micro-batch; step_scheduler.global_batch_size is the whole step's"},
-    {"per_device_eval_batch_size", "step_scheduler.local_batch_size", "validation uses the same"},
+    {"per_device_eval_batch_size|eval_batch_size", "step_scheduler.local_batch_size",
+     "validation uses the same"},
     {"max_seq_length|max_seq_len|max_length|model_max_length|block_size|sequence_length|seq_length|"
-     "context_length",
+     "context_length|sequence_len|cutoff_len",
      "dataset.seq_len", "", Carry::as_is},
     {"packing", "dataset.packing",
      "true for token data; rows are packed as dataset.jsonl.packing says"},
@@ -481,13 +490,15 @@ constexpr Row kRows[] = {
     {"checkpoint_dir", "run.dir", "checkpoints lie in <run.dir>/<run.name>/checkpoints"},
     {"run_name|experiment_name", "run.name", "", Carry::as_is},
     {"save_steps|save_interval", "checkpoint.every_steps", "", Carry::as_is},
-    {"save_strategy", "checkpoint.every_steps", "saves are counted in steps"},
+    {"save_strategy|saves_per_epoch|save_first_step", "checkpoint.every_steps",
+     "saves are counted in steps"},
     {"save_total_limit", "checkpoint.keep", "", Carry::as_is},
     {"eval_steps", "validation_dataset.every_steps", ""},
-    {"eval_strategy|evaluation_strategy", "validation_dataset.every_steps",
+    {"eval_strategy|evaluation_strategy|evals_per_epoch", "validation_dataset.every_steps",
      "validations are counted in steps"},
     {"logging_steps|logging_dir|report_to", "", kReported},
-    {"resume_from_checkpoint", "checkpoint.resume", "\"auto\" goes on by itself"},
+    {"resume_from_checkpoint|auto_resume_from_checkpoints", "checkpoint.resume",
+     "\"auto\" goes on by itself"},
     {"adam_beta1", "optimizer.betas", "the first of its two numbers"},
     {"adam_beta2", "optimizer.betas", "the second of its two numbers"},
     {"beta1", "optimizer.betas", "the first of its two numbers"},
@@ -497,8 +508,9 @@ constexpr Row kRows[] = {
     {"wd", "optimizer.weight_decay", ""},
     {"clip_grad_norm|grad_clip|gradient_clipping|gradient_clip_val|max_norm",
      "optimizer.max_grad_norm", ""},
-    {"model_name_or_path|pretrained_model_name_or_path|model_path|model_id", "model.pretrained",
-     kLocal},
+    {"model_name_or_path|pretrained_model_name_or_path|model_path|model_id|base_model",
+     "model.pretrained", kLocal},
+    {"base_model_config", "model.config", "the path of a config.json on this machine"},
     {"train_file|train_data_path|data_path|dataset_name|dataset_path", "dataset.path", kPathOfText},
     {"validation_file|val_data_path", "validation_dataset.path", kPathOfText},
     {"fsdp|fsdp_config", "distributed.strategy",
@@ -512,7 +524,8 @@ constexpr Row kRows[] = {
      Carry::degree},
     {"pipeline_parallel_size|pipeline_model_parallel_size|pp_degree|pp", "distributed.pp_size", "",
      Carry::degree},
-    {"context_parallel_size|cp_degree|cp", "distributed.cp_size", "", Carry::degree},
+    {"context_parallel_size|sequence_parallel_degree|cp_degree|cp", "distributed.cp_size", "",
+     Carry::degree},
     {"expert_parallel_size|expert_model_parallel_size|ep", "distributed.ep_size", "",
      Carry::degree},
     {"data_parallel_size|dp", "distributed.dp_size", "", Carry::degree},
@@ -522,12 +535,97 @@ constexpr Row kRows[] = {
     {"attn_implementation|flash_attention", "", kKernels},
     {"dataloader_num_workers|num_workers", "dataset.workers", "", Carry::as_is},
     {"pin_memory|dataloader_drop_last", "", kWorkers},
-    {"tokenizer_path|tokenizer_name", "dataset.jsonl.tokenizer", kTokenizer},
+    {"tokenizer_path|tokenizer_name|tokenizer_config", "dataset.jsonl.tokenizer", kTokenizer},
     {"trust_remote_code", "", kRemote},
-    {"use_lora|lora_r|lora_rank|lora_dim", "lora.r", kAdapters},
+    {"use_lora|use_peft|lora_r|lora_rank|lora_dim", "lora.r", kAdapters},
     {"lora.rank", "lora.r", kAdapters, Carry::as_is},
     {"lora_alpha", "lora.alpha", "", Carry::as_is},
+    {"lora_dropout", "lora.dropout", "", Carry::as_is},
     {"lora_target_modules", "lora.target_modules", "", Carry::as_is},
+    {"lora_target_linear", "lora.target_modules", "\"all-linear\" for true", Carry::special},
+    {"lora_target_parameters", "lora.target_modules",
+     "names of Linears; experts that lie in one weight get no adapters"},
+    {"lora_rank_pattern", "lora.rank_pattern", "{ q_proj = 16 }"},
+    {"lora_alpha_pattern", "lora.alpha_pattern", "{ q_proj = 16 }"},
+    {"lora_model_dir", "lora.adapter", "a folder with adapter_config.json", Carry::special},
+    {"peft_init_lora_weights", "lora.init", "kaiming or gaussian"},
+    {"use_dora|peft_use_dora", "lora.dora", "", Carry::as_is},
+    {"lora_modules_to_save|unfrozen_parameters", "optimizer.group.frozen",
+     "false in an [[optimizer.group]] whose pattern names what trains as a whole beside the "
+     "adapters"},
+    {"load_in_4bit|load_in_8bit|bnb_4bit_quant_type|bnb_4bit_quant_storage|use_bnb_nested_quant|"
+     "bnb_config_kwargs|gptq|quantize_moe_experts|model_quantization_config|"
+     "model_quantization_config_kwargs",
+     "lora.base_dtype", kFewBits},
+    // TRL's arguments, and what axolotl has beside those of the Trainer.
+    {"gradient_checkpointing_kwargs", "", "Layers are recomputed in one way."},
+    {"activation_offloading", "distributed.activation_checkpointing",
+     "\"full\" keeps the least of a layer; nothing of it goes to the host"},
+    {"lr_scheduler_kwargs", "lr_scheduler.min_lr", "a rate: the ratio times optimizer.lr",
+     Carry::special},
+    {"optim_args|optim_target_modules", "optimizer.name", "adamw or sgd"},
+    {"neftune_noise_alpha|label_smoothing_factor", "", kLoss},
+    {"average_tokens_across_devices", "",
+     "A step's loss is always the mean of all its targets, on all ranks."},
+    {"ddp_find_unused_parameters", "distributed.strategy",
+     "\"ddp\" has find_unused_parameters in its table"},
+    {"dp_shard_size", "distributed.dp_size", "dp_size = dp_replicate_size * dp_shard_size",
+     Carry::special},
+    {"fsdp_version", "distributed.strategy", "\"fsdp2\""},
+    {"use_tensorboard", "report.tensorboard", "", Carry::as_is},
+    {"push_to_hub|hub_model_id|hub_model_revision|hub_strategy|hub_private_repo|hub_token|"
+     "push_dataset_to_hub",
+     "", kHub},
+    {"do_train|do_eval|log_level|overwrite_output_dir|disable_tqdm|logging_strategy|log_"
+     "completions",
+     "", "The verb says what is done: train, evaluate or generate."},
+    {"wandb_project|mlflow_tracking_uri|comet_project_name|swanlab_project|use_swanlab|"
+     "trackio_project_name|use_trackio",
+     "", kReported},
+    {"remove_unused_columns|skip_prepare_dataset|dataset_num_proc|dataset_prepared_path|group_by_"
+     "length|"
+     "pad_to_sequence_len|pad_to_multiple_of|padding_free|low_cpu_mem_usage",
+     "", kWorkers},
+    {"use_liger_kernel|liger_rms_norm|use_kernels|lora_mlp_kernel|lora_qkv_kernel|lora_o_kernel|"
+     "cut_cross_entropy|flash_attn_cross_entropy|sdp_attention|xformers_attention|"
+     "flex_attention|experts_implementation|use_scattermoe|use_sonicmoe",
+     "", kKernels},
+    {"special_tokens|added_tokens_overrides|eos_token|pad_token|eot_tokens|"
+     "resize_token_embeddings_to_32x",
+     "", kSpecialTokens},
+    {"model_config", "", kSizesOfModel},
+    {"strict", "", "A key that is not known is always refused."},
+    {"model_type|tokenizer_type|is_llama_derived_model", "",
+     "The family of a model is read from its config.json."},
+    {"model_revision|revision_of_model", "", "A folder of this machine is one revision."},
+    {"processor_type|freeze_mm_modules", "", "Text alone trains; images and sounds are not read."},
+    {"rl|trl|ebft|kto|reward_model|max_prompt_length|max_completion_length|num_generations|ref_"
+     "model|"
+     "precompute_ref_log_probs",
+     "", kPreferences},
+    {"dataset_text_field|text_column", "dataset.jsonl.format",
+     "rows have prompt and completion, messages, or text: rename other columns", Carry::special},
+    {"chat_template_path", "dataset.jsonl.chat_template", "a file, a template's name or \"chatml\"",
+     Carry::special},
+    {"assistant_only_loss|completion_only_loss|train_on_inputs|roles_to_train",
+     "dataset.jsonl.train_on", kTrainOn, Carry::special},
+    {"truncation_mode|excess_length_strategy", "dataset.jsonl.truncate", "right, left or drop",
+     Carry::special},
+    {"eval_sample_packing|eval_packing", "validation_dataset.jsonl.packing",
+     "best fit, in order, or one row a sample"},
+    {"packing_strategy|sample_packing|sample_packing_sequentially", "dataset.jsonl.packing",
+     "best fit, in order, or one row a sample; token data is always one stream", Carry::special},
+    {"val_set_size|test_split_size|test_datasets|dataset_test_split", "validation_dataset.path",
+     "rows that are held out are a file of their own"},
+    {"dataset_train_split|dataset_config|dataset_mixture|dataset_mixer|pretraining_dataset",
+     "dataset.path", kPathOfText},
+    {"shuffle_merged_datasets|shuffle_dataset", "dataset.shuffle", "", Carry::special},
+    {"early_stopping_patience|load_best_model_at_end|metric_for_best_model", "checkpoint.best",
+     "true keeps the checkpoint of the lowest validation loss; the run goes to its end"},
+    {"loss_watchdog_threshold|loss_watchdog_patience", "run.skip_step_above_z",
+     "a step whose loss stands out is left out"},
+    {"save_only_model", "checkpoint.export",
+     "\"final\" or \"every\" writes a Hugging Face folder of the weights alone"},
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Names that other training programs give to what a configuration here also says: torchtitan's
-// TOML, Automodel's YAML, the arguments of Hugging Face's Trainer and of launch scripts. The error
+// TOML, the YAML of Automodel and axolotl, the arguments of TRL, of Hugging Face's Trainer and of
+// launch scripts. The error
 // for an unknown key, `config explain` and `config migrate` read the same table.
 #pragma once
 

@@ -239,15 +239,18 @@ class Resolver {
           unknown_in_list(options, join_key(key, entry.key), entry);
       }
       std::vector<Options>& all = config_.lists[key];
-      if (item.find("pattern") == nullptr ||
-          (options.is_given("pattern") && options.get_string("pattern").empty()))
+      const bool group = key == kGroupTable;
+      const char* first = group ? "pattern" : "name";
+      if (item.find(first) == nullptr ||
+          (options.is_given(first) && options.get_string(first).empty()))
         refuse(ErrorCode::missing_key,
-               "number " + std::to_string(all.size() + 1) + " of [[" + key +
-                   "]] has no pattern: it is of no parameter",
-               key + ".pattern", item.place,
-               {"add pattern = \"model.embed_tokens.*\"",
-                "add pattern = \"*\", which is every parameter"});
-      if (options.get_bool("frozen"))
+               "number " + std::to_string(all.size() + 1) + " of [[" + key + "]] has no " + first +
+                   (group ? ": it is of no parameter" : ": its metrics would have none"),
+               key + "." + first, item.place,
+               group ? std::vector<std::string>{"add pattern = \"model.embed_tokens.*\"",
+                                                "add pattern = \"*\", which is every parameter"}
+                     : std::vector<std::string>{"add name = \"web\", or what else it is"});
+      if (group && options.get_bool("frozen"))
         for (const char* idle : {"lr_factor", "weight_decay"})
           if (options.value(idle) != default_of(*schema.find(idle)))
             diagnostics_.notice(key + "." + idle + " of \"" + options.get_string("pattern") +

@@ -1,8 +1,15 @@
 // The engine's own tables. Names, defaults and ranges are what users write; docs/reference.md and
 // the JSON Schema come from here.
+#include <algorithm>
 #include <array>
+#include <iterator>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "engine/config/config.h"
+#include "engine/config/sources.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/words.h"
 
@@ -217,13 +224,17 @@ constexpr std::array kLrScheduler = {
 };
 
 #define MESHWRIGHT_DATASET_OPTIONS                                                                \
-  choice_option(                                                                                  \
-      "kind", "\"text\"", "text|tokens|megatron|mock",                                            \
-      "text: bytes of the files; tokens: .bin; megatron: .bin with .idx; mock: synthetic."),      \
+  choice_option("kind", "\"text\"", "text|tokens|megatron|mock",                                  \
+                "text: files of text; tokens: .bin; megatron: .bin with .idx; mock: synthetic."), \
       optional_text("path", "File, or pattern like data/*.txt, from the current folder."),        \
       optional_text("plugin",                                                                     \
                     "A data set that a plugin brings, in place of kind, with options in a table " \
                     "of its name below this one."),                                               \
+      optional_text(                                                                              \
+          "tokenizer",                                                                            \
+          "Of text: a folder with tokenizer.json, whose tokens are learnt, or \"bytes\". "        \
+          "Not set: that of model.pretrained where it has one, else bytes; of "                   \
+          "[validation_dataset] as [dataset] has it."),                                           \
       choice_option("dtype", "\"auto\"", "auto|uint16|uint32",                                    \
                     "Element type of tokens without a header."),                                  \
       int_option("seq_len", "512", 1, "Tokens a sample."),                                        \
@@ -250,6 +261,48 @@ constexpr std::array kValidation = {
     int_option("num_batches", "8", 1,
                "Global batches a validation; of fewer samples each counts once.")};
 #undef MESHWRIGHT_DATASET_OPTIONS
+
+constexpr std::array kMix = {
+    text("name", nullptr, "What this source is called in messages, metrics and checkpoints."),
+    with_flags(
+        number("weight", nullptr, 0,
+               "Its share of the samples, against the sum of all weights. Not set, nor epochs: "
+               "1."),
+        MESHWRIGHT_OPTIONAL),
+    with_flags(
+        number("epochs", nullptr, 0,
+               "How often it is read while the mix is read once; in place of weight, then of "
+               "every source.",
+               true),
+        MESHWRIGHT_OPTIONAL),
+    with_flags(option("schedule", MESHWRIGHT_STRING_MAP, nullptr,
+                      "Other weights from some steps on, each until the next: { 1000 = 0.2 }. 0: "
+                      "nothing is read of it."),
+               MESHWRIGHT_OPTIONAL)};
+constexpr std::array kSet = {
+    text("name", nullptr, "What its loss is called in messages and metrics.")};
+
+// What each source of a table says of itself; where it does not, the table says it.
+const std::vector<meshwright_option>& inherited_options() {
+  static const std::vector<meshwright_option> options = [] {
+    constexpr std::string_view kOfAll[] = {"seq_len", "workers", "shuffle", "verify"};
+    std::vector<meshwright_option> out;
+    for (meshwright_option one : kDataset) {
+      if (std::ranges::find(kOfAll, one.name) != std::end(kOfAll)) continue;
+      one.default_value = nullptr;
+      one.flags |= MESHWRIGHT_OPTIONAL;
+      out.push_back(one);
+    }
+    return out;
+  }();
+  return options;
+}
+
+OptionSchema source_schema(const char* table, std::span<const meshwright_option> own) {
+  OptionSchema out = make_schema(table, "engine", own);
+  for (const meshwright_option& one : inherited_options()) out.options.push_back(&one);
+  return out;
+}
 
 constexpr std::array kCheckpoint = {
     int_option("every_steps", "50", 0, "Save every so many steps; 0: only at the end."),
@@ -320,8 +373,13 @@ std::vector<OptionSchema> engine_schemas() {
           make_schema("plugins", "engine", kPlugins)};
 }
 
-std::vector<OptionSchema> list_schemas() { return {make_schema(kGroupTable, "engine", kGroup)}; }
+std::vector<OptionSchema> list_schemas() {
+  return {make_schema(kGroupTable, "engine", kGroup), source_schema(kMixTable, kMix),
+          source_schema(kSetTable, kSet)};
+}
 
-bool is_list(const std::string& table) { return table == kGroupTable; }
+bool is_list(const std::string& table) {
+  return table == kGroupTable || table == kMixTable || table == kSetTable;
+}
 
 }  // namespace meshwright::config

@@ -8,11 +8,13 @@
 #include <system_error>
 
 #include "engine/config/config.h"
+#include "engine/config/sources.h"
 #include "engine/config/toml_value.h"
 #include "sdk/base/files/utf8.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/words.h"
+#include "sdk/text/tokenizer/folder.h"
 
 namespace meshwright::config {
 
@@ -421,10 +423,46 @@ std::vector<std::string> Source::strategy_tables() const {
   return out;
 }
 
-std::string Source::component(const char* table) const {
-  const Value* value = descend(impl_->root, {table, "plugin"});
-  const std::string* text = value == nullptr ? nullptr : value->as_text();
+std::string text_at(const Value* table, std::string_view key) {
+  const Entry* entry = table == nullptr ? nullptr : table->find(key);
+  const std::string* text = entry == nullptr ? nullptr : entry->value.as_text();
   return text == nullptr || *text == "none" || *text == "auto" ? "" : *text;
+}
+
+std::vector<const Value*> tables_of(const Value& table, std::string_view name) {
+  std::vector<const Value*> out;
+  if (const Entry* list = table.find(name))
+    for (const Value& one : list->value.items) out.push_back(&one);
+  return out;
+}
+
+bool reads_text(const Value& data, const Value* whole) {
+  const std::string own = text_at(&data, "kind"),
+                    kind = own.empty() ? text_at(whole, "kind") : own;
+  const bool plugin = !text_at(&data, "plugin").empty() ||
+                      (own.empty() && !text_at(whole, "plugin").empty());
+  return !plugin && (kind.empty() || kind == "text");
+}
+
+std::string Source::component(const char* table) const {
+  const std::string named = text_at(descend(impl_->root, {table}), "plugin");
+  return named.empty() && !tokenizer(table).empty() ? kTextComponent : named;
+}
+
+std::string Source::tokenizer(const char* table) const {
+  const Value* whole = descend(impl_->root, {table});
+  if (whole == nullptr || std::string_view(table) == "model") return {};
+  const std::string list = sources_of(table).substr(std::string_view(table).size() + 1);
+  const bool reads = (!text_at(whole, "path").empty() && reads_text(*whole)) ||
+                     std::ranges::any_of(tables_of(*whole, list), [&](const Value* one) {
+                       return reads_text(*one, whole);
+                     });
+  if (!reads) return {};
+  std::string named = text_at(whole, "tokenizer");
+  if (named.empty()) named = text_at(descend(impl_->root, {"dataset"}), "tokenizer");
+  if (!named.empty()) return named == kBytes ? "" : named;
+  const std::string pretrained = text_at(descend(impl_->root, {"model"}), "pretrained");
+  return !pretrained.empty() && tokenizer::tokenizer_file(pretrained) ? pretrained : "";
 }
 
 Origin Source::component_origin(const char* table) const {

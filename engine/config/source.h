@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "engine/config/config.h"
 #include "engine/config/toml_value.h"
@@ -39,5 +40,13 @@ struct Source::Impl {
   // The place as an Origin: what came from the command line has no file and line.
   Origin origin(const Place& place) const;
 };
+
+// A text of a table that may be absent (nullptr); "": not set.
+std::string text_at(const Value* table, std::string_view key);
+// The tables of [[name]] below this one.
+std::vector<const Value*> tables_of(const Value& table, std::string_view name);
+// Whether a table of data reads texts, and no plugin does; a source of [[dataset.mix]] takes from
+// `whole`, [dataset], what it does not say.
+bool reads_text(const Value& data, const Value* whole = nullptr);
 
 }  // namespace meshwright::config

@@ -4,10 +4,11 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <utility>
 
+#include "engine/config/config.h"
+#include "engine/data/mix.h"
 #include "engine/data/token_files.h"
 #include "sdk/base/files/hash.h"
 #include "sdk/base/plain_text.h"
@@ -97,13 +98,10 @@ void Dataset::read(int64_t sample, const SampleView& out) const {
   }
 }
 
-bool names_data(const Options& table) {
-  return table.is_set("path") || table.is_set("plugin") ||
-         (table.is_given("kind") && table.get_string("kind") == "mock");
-}
-
-bool reads_bytes(const Options& table) {
-  return !table.is_set("plugin") && table.get_string("kind") == "text";
+Error named(Error error, const DatasetConfig& config) {
+  if (config.name.empty()) return error;
+  if (error.origin().source == Origin::Source::builtin) error.at(config.place);
+  return error.note("of [[" + config.table + "]] " + to_toml(config.name));
 }
 
 DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t seed) {
@@ -115,6 +113,7 @@ DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t 
   config.seq_len = table.get_int("seq_len");
   config.vocab_size = vocab_size;
   config.seed = seed;
+  config.shuffle = table.get_bool("shuffle");
   config.toml = table.origin("path").file;
   if (table.get_bool("packing")) config.document_end = table.find_int("document_end");
   if (config.path.empty() && config.kind != "mock" && !table.is_set("plugin")) {
@@ -212,7 +211,7 @@ constexpr int32_t kNoDocument = std::numeric_limits<int32_t>::min();
 class CheckedSource final : public SampleSource {
  public:
   CheckedSource(const DatasetConfig& config, std::unique_ptr<SampleSource> source)
-      : table_(config.table),
+      : key_(config.key()),
         plugin_(config.plugin->name),
         vocab_(config.vocab_size > 0 ? config.vocab_size : std::numeric_limits<int64_t>::max()),
         source_(std::move(source)),
@@ -264,7 +263,7 @@ class CheckedSource final : public SampleSource {
   Error refusal(ErrorCode code, int64_t sample, size_t position, const std::string& what) const {
     return Error(code, "plugin " + plugin_ + ", sample " + std::to_string(sample) + ", position " +
                            std::to_string(position) + ": " + what)
-        .key(table_ + ".plugin");
+        .key(key_);
   }
   void check_id(const char* what, int64_t sample, size_t position, int64_t id) const {
     if (id >= 0 && id < vocab_) return;
@@ -284,7 +283,7 @@ class CheckedSource final : public SampleSource {
     throw error;
   }
 
-  std::string table_, plugin_;
+  std::string key_, plugin_;
   int64_t vocab_;
   std::unique_ptr<SampleSource> source_;
   bool documents_, weights_;
@@ -304,6 +303,11 @@ DatasetRequest request_of(const DatasetConfig& config) {
 }
 
 void prepare_data(const DatasetConfig& config) {
+  for (const DatasetConfig& one : config.sources) try {
+      prepare_data(one);
+    } catch (const Error& error) {
+      throw named(error, one);
+    }
   if (!config.plugin) return;
   const DatasetRequest request = request_of(config);
   Diagnostics found;
@@ -313,19 +317,20 @@ void prepare_data(const DatasetConfig& config) {
 }
 
 std::unique_ptr<SampleSource> open_samples(const DatasetConfig& config) {
+  if (!config.sources.empty()) return open_mix(config);
   if (!config.plugin) return open_dataset(config);
   check_seq_len(config);
   const std::string named = "plugin " + config.plugin->name;
   std::unique_ptr<SampleSource> source = config.plugin->kind->open(request_of(config));
   if (!source)
     throw Error(ErrorCode::plugin_nonconforming, named + ": open() returned nothing")
-        .key(config.table + ".plugin");
+        .key(config.key());
   source = checked_source(config, std::move(source));
   if (const int64_t samples = source->samples(); samples < 1)
     throw Error(ErrorCode::bad_dataset, named + ": the data set has " + std::to_string(samples) +
                                             " samples of " + std::to_string(config.seq_len) +
                                             " tokens")
-        .key(config.table + ".plugin")
+        .key(config.key())
         .help("name more data, or set " + config.table + ".seq_len to less");
   return source;
 }
@@ -338,6 +343,14 @@ uint64_t fingerprint_of(const DatasetConfig& config, const SampleSource& source)
   hash.add(source.samples());
   hash.add(static_cast<int64_t>(source.fingerprint()));
   return hash.value();
+}
+
+DataFingerprint fingerprints_of(const DatasetConfig& config, const SampleSource& source) {
+  DataFingerprint out{fingerprint_of(config, source)};
+  if (const auto* mix = dynamic_cast<const Mix*>(&source); mix != nullptr)
+    for (const Mix::Source& one : mix->sources())
+      out.sources.emplace_back(one.name, one.fingerprint);
+  return out;
 }
 
 namespace {
@@ -359,41 +372,28 @@ void look_at_samples(const SampleSource& source, int64_t seq_len) {
 
 }  // namespace
 
-void check_text_model(const DatasetConfig& config, const std::string& pretrained) {
-  if (config.plugin || config.kind != "text" || pretrained.empty() ||
-      !tokenizer::tokenizer_file(pretrained))
-    return;
-  // Rows of JSON are no text: tokenized as they are, the model would learn their braces.
-  const bool rows = config.path.ends_with(".jsonl") || config.path.ends_with(".json");
-  Error error(ErrorCode::bad_dataset, config.table + ".kind = \"text\" feeds bytes, but " +
-                                          pretrained +
-                                          " has a tokenizer, whose ids its model knows");
-  error.key(config.table + ".kind");
-  if (rows) error.help("set " + config.table + ".plugin = \"jsonl\"");
-  throw error
-      .help((rows ? "or tokenize the \"text\" of each row: meshwright tokenize '"
-                  : "tokenize the text first: meshwright tokenize '") +
-            config.path + "'" + (rows ? " --documents json" : "") + " --tokenizer " + pretrained +
-            " --out data/train.bin")
-      .help("then set " + config.table + ".kind = \"tokens\" and " + config.table +
-            ".path = \"data/train.bin\"");
+namespace {
+
+void look_at(const DatasetConfig& config, const SampleSource& source) {
+  if (config.plugin) return look_at_samples(source, config.seq_len);
+  dynamic_cast<const Dataset&>(source).check_tokens(kTokensLookedAt);
 }
 
-std::optional<uint64_t> look_at_data(const DatasetConfig& config, const std::string& pretrained,
-                                     bool fingerprint) {
-  auto of = [&](const SampleSource& source) {
-    return fingerprint ? std::optional(fingerprint_of(config, source)) : std::nullopt;
-  };
-  if (config.plugin) {
-    prepare_data(config);
-    const std::shared_ptr<const SampleSource> source = open_samples(config);
-    look_at_samples(*source, config.seq_len);
-    return of(*source);
+}  // namespace
+
+std::optional<DataFingerprint> look_at_data(const DatasetConfig& config, bool fingerprint) {
+  prepare_data(config);
+  const std::shared_ptr<const SampleSource> source = open_samples(config);
+  if (const auto* mix = dynamic_cast<const Mix*>(source.get()); mix != nullptr) {
+    for (const Mix::Source& one : mix->sources()) try {
+        look_at(one.config, *one.samples);
+      } catch (const Error& error) {
+        throw named(error, one.config);
+      }
+  } else {
+    look_at(config, *source);
   }
-  check_text_model(config, pretrained);
-  const auto dataset = open_dataset(config);
-  dataset->check_tokens(kTokensLookedAt);
-  return of(*dataset);
+  return fingerprint ? std::optional(fingerprints_of(config, *source)) : std::nullopt;
 }
 
 }  // namespace meshwright::data

@@ -7,9 +7,11 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "meshwright/data/dataset_kind.h"
+#include "meshwright/error.h"
 #include "meshwright/options.h"
 
 namespace meshwright::data {
@@ -22,6 +24,13 @@ struct PluginData {
   std::string pretrained = {};
 };
 
+// How much of a mix a source is: [[dataset.mix]].
+struct Share {
+  std::optional<double> weight = {}, epochs = {};  // at most one; neither: weight 1
+  // Other weights from steps on, in their order.
+  std::vector<std::pair<int64_t, double>> schedule = {};
+};
+
 struct DatasetConfig {
   std::string table = "dataset";  // for messages: the table of the keys
   std::string kind = "text";      // text | tokens | megatron | mock
@@ -29,16 +38,28 @@ struct DatasetConfig {
   std::string dtype = "auto";     // of headerless tokens: uint16 | uint32
   int64_t seq_len = 0;
   int64_t vocab_size = 0;  // tokens at or above it are errors
-  uint64_t seed = 0;       // of mock
+  uint64_t seed = 0;       // of mock, and of the order of a mix
+  bool shuffle = true;     // of a mix
   std::string toml = {};   // the file in which `path` was written, if one was: for advice
   // The token that ends a document, where documents are apart (dataset.packing).
   std::optional<int64_t> document_end = {};
   std::optional<PluginData> plugin = {};  // in place of `kind`
+
+  // Whether `kind` itself is what a plugin reads: a text that has a tokenizer.
+  bool of_plugged_kind() const { return plugin && plugin->name == kind; }
+  // The key that says which data it is.
+  std::string key() const { return table + (plugin && !of_plugged_kind() ? ".plugin" : ".path"); }
+  // Of [[dataset.mix]] and [[validation_dataset.set]]: the name and where it was written, for
+  // errors, which say both.
+  std::string name = {};
+  Origin place = {};
+  Share share = {};
+  // These are read in place of all that stands above but seq_len: the sources of a mix, or sets.
+  std::vector<DatasetConfig> sources = {};
 };
 
-// Whether the table names data; whether its tokens are the bytes of texts.
-bool names_data(const Options& table);
-bool reads_bytes(const Options& table);
+// The same of one that is named, with its name, and the place where that has none.
+Error named(Error error, const DatasetConfig& config);
 
 // [dataset] or [validation_dataset]. Throws Error(missing_key) when a path is needed and absent.
 DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t seed);
@@ -51,6 +72,12 @@ void prepare_data(const DatasetConfig& config);
 std::unique_ptr<SampleSource> open_samples(const DatasetConfig& config);
 // Tells one data set from another: for checkpoints.
 uint64_t fingerprint_of(const DatasetConfig& config, const SampleSource& source);
+// The same of a mix, and of each of its sources by name, whose order is not the data's.
+struct DataFingerprint {
+  uint64_t whole = 0;
+  std::vector<std::pair<std::string, uint64_t>> sources = {};
+};
+DataFingerprint fingerprints_of(const DatasetConfig& config, const SampleSource& source);
 
 // A stream of tokens as samples. samples() = floor((tokens - 1) / seq_len); sample i is tokens [i *
 // seq_len, i * seq_len + seq_len], one more than seq_len: inputs and targets are shifted by one.
@@ -90,15 +117,10 @@ class Dataset : public SampleSource {
 // about a second from a disk, a wrong dtype or another model's ids show in any part of a file, and
 // a single token that is wrong in the rest of a larger one is still found when it is read. Of a
 // plugin's data it reads samples for a second, 64 at most, spread over all. Throws as
-// open_samples() and check_tokens(), and Error(bad_dataset) as check_text_model(). Returns the
+// open_samples() and check_tokens(). Returns the
 // data's fingerprint_of() where it is asked for.
 inline constexpr int64_t kTokensLookedAt = int64_t{1} << 30;
-std::optional<uint64_t> look_at_data(const DatasetConfig& config, const std::string& pretrained,
-                                     bool fingerprint = false);
-
-// Throws Error(bad_dataset) for text, whose tokens are bytes, with a pretrained folder (or "") that
-// has a tokenizer.
-void check_text_model(const DatasetConfig& config, const std::string& pretrained);
+std::optional<DataFingerprint> look_at_data(const DatasetConfig& config, bool fingerprint = false);
 
 // Throws Error(out_of_range).
 void check_seq_len(const DatasetConfig& config);

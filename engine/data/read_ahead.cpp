@@ -29,16 +29,9 @@ struct ReadAhead::Task {
 
 // Outlives the ReadAhead where a thread does.
 struct ReadAhead::Shared {
-  Shared(std::shared_ptr<const SampleSource> data, Sampler order, Settings wanted)
-      : source(std::move(data)),
-        sampler(order),
-        settings(wanted),
-        documents(source->has_documents()),
-        weights(source->has_weights()) {}
-  const std::shared_ptr<const SampleSource> source;
-  const Sampler sampler;
+  Shared(SampleStream data, Settings wanted) : stream(std::move(data)), settings(wanted) {}
+  const SampleStream stream;
   const Settings settings;
-  const bool documents, weights;
 
   std::mutex mutex;  // of what follows, and of the tasks
   std::condition_variable more, done;
@@ -49,11 +42,13 @@ struct ReadAhead::Shared {
   void read_row(const Task& task, int64_t row) const {
     const auto length = static_cast<size_t>(settings.seq_len);
     const int64_t at = row * settings.seq_len;
-    source->read(sampler.at(task.first + row),
-                 {{task.memory.tokens + at, length},
-                  {task.memory.targets + at, length},
-                  documents ? std::span(task.memory.documents + at, length) : std::span<int32_t>(),
-                  weights ? std::span(task.memory.weights + at, length) : std::span<float>()});
+    stream.read(
+        task.first + row,
+        {{task.memory.tokens + at, length},
+         {task.memory.targets + at, length},
+         stream.has_documents() ? std::span(task.memory.documents + at, length)
+                                : std::span<int32_t>(),
+         stream.has_weights() ? std::span(task.memory.weights + at, length) : std::span<float>()});
   }
 
   void work() {
@@ -80,8 +75,8 @@ struct ReadAhead::Shared {
   }
 };
 
-ReadAhead::ReadAhead(std::shared_ptr<const SampleSource> source, Sampler sampler, Settings settings)
-    : shared_(std::make_shared<Shared>(std::move(source), sampler, settings)) {
+ReadAhead::ReadAhead(SampleStream stream, Settings settings)
+    : shared_(std::make_shared<Shared>(std::move(stream), settings)) {
   // Signals are the main thread's: one that asks the run to end must not end a read.
   sigset_t all, before;
   ::sigfillset(&all);

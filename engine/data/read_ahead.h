@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/data/dataset.h"
+#include "engine/data/mix.h"
 #include "engine/data/token_files.h"
 #include "sdk/base/files/durable.h"
 
@@ -37,14 +37,14 @@ class ReadAhead {
     // then are left behind, with what they use.
     std::chrono::milliseconds patience{10000};
   };
-  ReadAhead(std::shared_ptr<const SampleSource> source, Sampler sampler, Settings settings);
+  ReadAhead(SampleStream stream, Settings settings);
   // Ends the threads. What was begun and not waited for is dropped.
   ~ReadAhead();
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
   struct Task;
-  // Rows at positions [first, first + rows) of the sampler's order. Tasks are read in the order in
+  // Rows at positions [first, first + rows) of the stream. Tasks are read in the order in
   // which they are begun, their rows side by side.
   std::shared_ptr<Task> begin(int64_t first, BatchMemory memory);
   // Until the task is read. Throws the error of the first row that has one. `meanwhile`: called now

@@ -9,6 +9,7 @@
 #include <sstream>
 #include <utility>
 
+#include "engine/config/sources.h"
 #include "engine/job/plan.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
@@ -53,7 +54,9 @@ void check_positions(const Job& job, const ModelOutline& outline, const std::str
   if (positions <= 0) return;
   for (const char* name : {"dataset", "validation_dataset"}) {
     const Options& table = job.config.table(name);
-    if (!reads_data(table) || table.get_int("seq_len") <= positions) continue;
+    if (!(reads_data(table) || config::names_data(job.config, name)) ||
+        table.get_int("seq_len") <= positions)
+      continue;
     const std::string key = std::string(name) + ".seq_len", most = std::to_string(positions),
                       length = key + " = " + std::to_string(table.get_int("seq_len"));
     if (outline.positions_end)
@@ -152,7 +155,8 @@ void check_sequence(const Job& job, const TpPlan& tp) {
     int64_t length = table.get_int("seq_len");
     // Tensor parallelism cuts what context parallelism has left of a sample.
     const ContextSplit split(length, shared.sizes.cp, context_balance(shared.context));
-    if (!reads_data(table) || split.rows() % ranks == 0) continue;
+    if (!(reads_data(table) || config::names_data(job.config, name)) || split.rows() % ranks == 0)
+      continue;
     const std::string key = std::string(name) + ".seq_len", tp_size = std::to_string(ranks);
     const bool shared_out = shared.sizes.cp > 1;
     Error error(

@@ -7,17 +7,20 @@
 #include <system_error>
 
 #include "engine/config/config.h"
+#include "engine/config/sources.h"
 #include "engine/job/adapters.h"
 #include "engine/job/plan.h"
 #include "engine/models/decoder_family.h"
 #include "engine/plugins/registry.h"
 #include "meshwright/error.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/files/hash.h"
 #include "sdk/base/handed_files.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/shared_schemas.h"
 #include "sdk/base/terminal/report.h"
 #include "sdk/base/words.h"
+#include "sdk/text/tokenizer/folder.h"
 
 namespace meshwright::plan {
 
@@ -174,6 +177,17 @@ bool find_components(const config::Source& source, Job& job,
   find("model", job.model, &loader::Registry::find_model);
   find("dataset", job.dataset, &loader::Registry::find_dataset);
   find("validation_dataset", job.validation_dataset, &loader::Registry::find_dataset);
+  for (const char* table : {"dataset", "validation_dataset"})
+    for (const auto& [name, origin] : config::source_plugins(source, table)) {
+      const std::string key = config::sources_of(table) + ".plugin";
+      try {
+        add(job.registry->find_dataset(name, key).info->schema, table, true);
+      } catch (Error& error) {
+        if (error.key().empty()) error.key(key);
+        diagnostics.add(error.at(origin));
+        found = false;
+      }
+    }
   const std::vector<std::string> tables = source.component_tables();
   if (std::ranges::all_of(tables, [&](const std::string& table) {
         return std::ranges::any_of(schemas,
@@ -189,6 +203,37 @@ bool find_components(const config::Source& source, Job& job,
         add(info.schema, table, false);
   }
   return found;
+}
+
+// Writes down whose tokens texts become: a run that goes on is told where that has changed.
+void take_tokenizers(const config::Source& source, config::Config& config,
+                     Diagnostics& diagnostics) {
+  const std::string pretrained = config.table("model").get_string("pretrained");
+  const bool has_one = !pretrained.empty() && tokenizer::tokenizer_file(pretrained);
+  for (const std::string table : {"dataset", "validation_dataset"}) {
+    Options& data = config.tables.at(table);
+    const std::string folder = source.tokenizer(table.c_str());
+    if (!folder.empty() && !data.is_set("tokenizer"))
+      data.set("tokenizer", folder, config.table("model").origin("pretrained"));
+    if (!folder.empty() && data.is_set("path") && data.get_bool("packing"))
+      diagnostics.add(
+          Error(ErrorCode::conflict, table + ".packing = true is of streams of tokens and their "
+                                             "document_end, but texts know their documents")
+              .key(table + ".packing")
+              .at(data.origin("packing"))
+              .help("set " + table + ".packing = false and " + table +
+                    ".text.attention = \"document\""));
+    // A folder of adapters names its model only now.
+    if (folder.empty() && has_one && config::reads_bytes(config, table) &&
+        config::names_data(config, table) &&        !data.is_set("tokenizer") && !config.table("dataset").is_set("tokenizer"))
+      diagnostics.add(
+          Error(ErrorCode::bad_dataset, table + ".kind = \"text\" feeds bytes, but " + pretrained +
+                                            " has a tokenizer, whose ids its model knows")
+              .key(table + ".tokenizer")
+              .at(data.origin("kind"))
+              .help("set " + table + ".tokenizer = " + to_toml(OptionValue(pretrained)))
+              .help("set " + table + ".tokenizer = \"bytes\""));
+  }
 }
 
 }  // namespace
@@ -249,6 +294,7 @@ std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnosti
                                found ? job.strategy.info->name : std::string(), diagnostics);
   if (!all_found) return std::nullopt;
   take_from_adapter_folder(job.config, diagnostics);
+  take_tokenizers(source, job.config, diagnostics);
   check_rules(job.strategy, job.config.strategy_config(job.schemas.front()), diagnostics);
   check_model_rules(job, diagnostics);
   return job;
@@ -399,24 +445,98 @@ std::string tell_steps(int64_t samples, int64_t batch, std::optional<int64_t> do
          text::format(", %.1f documents a step", documents_a_step(*documents, samples, batch));
 }
 
-DatasetConfig dataset_config(const plan::Job& job, const std::string& table, int64_t vocab_size,
-                             uint64_t seed) {
-  DatasetConfig out = dataset_config(job.config.table(table), vocab_size, seed);
-  const std::optional<loader::LoadedDataset>& found =
-      table == "dataset" ? job.dataset : job.validation_dataset;
-  if (!found) return out;
-  const std::string& name = found->info->name;
+namespace {
+
+void add_plugin(const plan::Job& job, const std::string& table, const loader::LoadedDataset& found,
+                const Options& given, DatasetConfig& out) {
+  const std::string& name = found.info->name;
   out.plugin = PluginData{.name = name,
-                          .kind = found->made,
+                          .kind = found.made,
                           .options = job.config.table(table + "." + name),
                           .pretrained = job.config.table("model").get_string("pretrained")};
+  if (out.of_plugged_kind() && given.is_set("tokenizer"))
+    out.plugin->pretrained = given.get_string("tokenizer");
   out.document_end.reset();
+}
+
+// Each with a seed of its own: synthetic tokens of two would else be the same.
+DatasetConfig source_config(const plan::Job& job, const std::string& table,
+                            const config::NamedSource& source, int64_t vocab_size, uint64_t seed) {
+  DatasetConfig out =
+      dataset_config(source.options, vocab_size, base::mix64(seed ^ base::fnv1a(source.name)));
+  if (const std::string plugin = config::component_of(source.options); !plugin.empty())
+    add_plugin(job, table, job.registry->find_dataset(plugin, table + ".plugin"),
+               source.options, out);
+  out.table = config::sources_of(table);
+  out.name = source.name;
+  out.place = out.path.empty() ? source.place : source.options.origin("path");
+  out.share = {source.weight, source.epochs, source.schedule};
+  return out;
+}
+
+}  // namespace
+
+DatasetConfig dataset_config(const plan::Job& job, const std::string& table, int64_t vocab_size,
+                             uint64_t seed) {
+  const Options& options = job.config.table(table);
+  const std::vector<config::NamedSource> sources = config::named_sources(job.config, table);
+  if (!sources.empty()) {
+    DatasetConfig out{.table = table,
+                      .seq_len = options.get_int("seq_len"),
+                      .vocab_size = vocab_size,
+                      .seed = seed,
+                      .shuffle = options.get_bool("shuffle")};
+    for (const config::NamedSource& source : sources)
+      out.sources.push_back(source_config(job, table, source, vocab_size, seed));
+    return out;
+  }
+  DatasetConfig out = dataset_config(options, vocab_size, seed);
+  if (const std::optional<loader::LoadedDataset>& found =
+          table == "dataset" ? job.dataset : job.validation_dataset)
+    add_plugin(job, table, *found, options, out);
+  return out;
+}
+
+std::vector<int64_t> read_by_run(const plan::Job& job, const Mix& mix) {
+  const Options& length = job.config.table("step_scheduler");
+  const int64_t batch = length.get_int("global_batch_size"),
+                epochs = length.find_int("epochs").value_or(0),
+                steps = epochs > 0 ? plan::steps_of_epochs(epochs, mix.samples(), batch)
+                                   : length.find_int("max_steps").value_or(0);
+  int64_t samples = 0;
+  if (__builtin_mul_overflow(steps, batch, &samples))
+    throw Error(ErrorCode::out_of_range, "the run would read more samples than there are numbers")
+        .key("step_scheduler.max_steps")
+        .help("set step_scheduler.max_steps = 200");
+  return mix.order(batch).read_before(samples);
+}
+
+std::vector<std::string> tell_mix(const plan::Job& job) {
+  const DatasetConfig config =
+      dataset_config(job, "dataset", /*vocab_size=*/0,
+                     static_cast<uint64_t>(job.config.table("run").get_int("seed")));
+  if (config.sources.empty()) return {};
+  std::string why = "a plugin prepares some";
+  if (std::ranges::none_of(config.sources, [](const auto& one) { return one.plugin.has_value(); }))
+    try {
+      const std::unique_ptr<Mix> mix = open_mix(config);
+      return lines_of(*mix, read_by_run(job, *mix));
+    } catch (const Error& error) {
+      why = error.message();
+    }
+  std::vector<std::string> out;
+  for (const DatasetConfig& one : config.sources)
+    out.push_back(one.name + ": " +
+                  (one.share.epochs
+                       ? "epochs " + text::short_number(*one.share.epochs)
+                       : "weight " + text::short_number(one.share.weight.value_or(1))) +
+                  "; its samples are not known here: " + why);
   return out;
 }
 
 bool counts_epochs(const plan::Job& job) {
   return job.config.table("step_scheduler").is_set("epochs") &&
-         names_data(job.config.table("dataset"));
+         config::names_data(job.config, "dataset");
 }
 
 void count_samples(plan::Job& job) {

@@ -11,6 +11,7 @@
 
 #include "engine/config/config.h"
 #include "engine/data/dataset.h"
+#include "engine/data/mix.h"
 #include "engine/job/plan.h"
 #include "meshwright/data/dataset_inspector.h"
 
@@ -71,6 +72,12 @@ std::string tell_steps(int64_t samples, int64_t batch, std::optional<int64_t> do
 // for one that cannot be.
 DatasetConfig dataset_config(const plan::Job& job, const std::string& table, int64_t vocab_size,
                              uint64_t seed);
+
+// How many samples of each source the run of a job reads, from its first step to its last.
+std::vector<int64_t> read_by_run(const plan::Job& job, const Mix& mix);
+// The sources of [[dataset.mix]] as lines_of() has them; where samples are not known, because they
+// cannot be opened here or a plugin would have to prepare them, shares alone. None of other data.
+std::vector<std::string> tell_mix(const plan::Job& job);
 
 // Whether the job's run is counted in epochs of a [dataset] that is named: a plan of it needs to
 // know the samples.

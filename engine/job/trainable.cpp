@@ -8,6 +8,7 @@
 
 #include "engine/checkpoint/weights/export.h"
 #include "engine/config/config.h"
+#include "engine/config/sources.h"
 #include "engine/job/adapters.h"
 #include "engine/models/models.h"
 #include "engine/models/net_config.h"
@@ -156,7 +157,7 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
             .at(model.origin("pretrained"))
             .help("leave out model.config"));
   const Options& data = config.table("dataset");
-  if (!data.is_set("path") && !data.is_set("plugin") && data.get_string("kind") != "mock")
+  if (!config::names_data(config, "dataset") && data.get_string("kind") != "mock")
     diagnostics.add(Error(ErrorCode::missing_key, "train needs data: dataset.path is not set")
                         .key("dataset.path")
                         .help("set dataset.path = \"data/*.txt\"")
@@ -166,8 +167,8 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
   const meshwright_option* written = nullptr;
   for (const meshwright_option* option : validation.schema().options)
     if (written == nullptr && validation.is_given(option->name)) written = option;
-  if (written != nullptr && !validation.is_given("path") && !validation.is_set("plugin") &&
-      validation.get_string("kind") != "mock")
+  if (written != nullptr && !validation.is_given("path") &&
+      !config::names_data(config, "validation_dataset") && validation.get_string("kind") != "mock")
     diagnostics.add(
         Error(ErrorCode::missing_key,
               std::string("validation_dataset.") + written->name +
@@ -202,6 +203,8 @@ bool written_for_training(const Job& job) {
   for (const char* name : {"run", "lora", "lr_scheduler", "checkpoint", "validation_dataset"})
     for (const meshwright_option* option : job.config.table(name).schema().options)
       if (given(name, {option->name})) return true;
+  for (const char* list : {config::kMixTable, config::kSetTable})
+    if (!job.config.list(list).empty()) return true;
   return given("dataset", {"kind", "path", "plugin"}) || given("optimizer", {"lr"}) ||
          given("step_scheduler", {"max_steps", "epochs"});
 }

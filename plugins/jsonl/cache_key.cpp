@@ -16,6 +16,7 @@
 #include "cached_store.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/utf8.h"
+#include "text_prepare.h"
 
 namespace meshwright::jsonl {
 
@@ -24,6 +25,8 @@ namespace {
 // Of what the key is made. Not the format of the file: one of an older format is made anew under
 // its name, and a run that began with it goes on.
 constexpr int kKeyVersion = 3;
+// The same of texts.
+constexpr int kTextKeyVersion = 1;
 
 std::string digits_of(const XXH128_hash_t& hash) {
   char out[33];
@@ -136,6 +139,50 @@ std::string key_parts(const JsonlOptions& options) {
   put_list(out, "options", lines_of(options.key),
            [](std::string_view line) { return as_utf8(line, kLongestSetting); });
   return json::serialize(out);
+}
+
+std::pair<std::string, std::string> text_key(const TextOptions& options) {
+  namespace json = boost::json;
+  struct Hashed {
+    std::string name;
+    size_t bytes;
+    std::string xxh128;
+  };
+  auto hashed = [](const std::vector<std::string>& paths) {
+    std::vector<Hashed> out;
+    for (const std::string& path : paths) {
+      std::error_code failed;
+      const bool empty = std::filesystem::file_size(path, failed) == 0 && !failed;
+      // One at a time: there may be more files than a process may map.
+      const DataFile file = std::move(open_files({path}).front());
+      out.push_back({file_name(path), empty ? 0 : file.text().size(), hash_of(file.text())});
+    }
+    return out;
+  };
+  auto described = [](const Hashed& one) {
+    return json::object{{"name", as_utf8(one.name)}, {"bytes", one.bytes}, {"xxh128", one.xxh128}};
+  };
+  const std::vector<Hashed> files = hashed(options.files),
+                            language = hashed(options.language_files());
+  Hash128 hash;
+  hash.add("meshwright texts " + std::to_string(kTextKeyVersion));
+  for (const Hashed& file : files) {
+    hash.add(is_rows_name(file.name) ? "rows" : "text");
+    hash.add(file.xxh128);
+  }
+  hash.add("language");
+  for (const Hashed& file : language) {
+    hash.add(file.name);
+    hash.add(file.xxh128);
+  }
+  hash.add(options.key);
+  json::object out{{"text_key_version", kTextKeyVersion}};
+  put_list(out, "files", files, described);
+  put_list(out, "language", language, described);
+  constexpr size_t kLongestSetting = 1000;
+  put_list(out, "options", lines_of(options.key),
+           [](std::string_view line) { return as_utf8(line, kLongestSetting); });
+  return {hash.text(), json::serialize(out)};
 }
 
 std::string template_hash(const chat::Store& templates) {

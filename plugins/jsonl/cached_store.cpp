@@ -5,12 +5,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <span>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -41,9 +41,15 @@ std::vector<DataFile> open_files(const std::vector<std::string>& paths) {
   return out;
 }
 
-namespace {
-
 namespace fs = std::filesystem;
+
+bool is_hidden(const std::string& file, const std::string& folder) {
+  const fs::path below = fs::path(file).lexically_relative(folder);
+  return std::any_of(below.begin(), below.end(),
+                     [](const fs::path& part) { return part.native().starts_with('.'); });
+}
+
+namespace {
 
 // An exclusive lock of the kernel's on a file, which ends with the process however it ends. Whoever
 // holds it removes the file when it is done; who waited for that file then takes a new one.
@@ -95,7 +101,7 @@ class FileLock {
 
 // What stands there, if it is whole and of this key; what is wrong with it is told.
 std::shared_ptr<const TokenStore> existing(const std::string& path, const std::string& key,
-                                           const std::function<void(const std::string&)>& tell) {
+                                           const Tell& tell) {
   std::error_code failed;
   if (!fs::exists(path, failed)) return nullptr;
   std::string wrong = path + ": it has another key";
@@ -136,27 +142,8 @@ void remove_leftovers(const fs::path& folder, const std::string& ours) {
   }
 }
 
-// A whole file at `path`, from one beside it.
-void write_store(const fs::path& path, const fs::path& temporary,
-                 std::span<const std::byte> bytes) {
-  base::NewFile file(temporary);
-  file.append(bytes);
-  file.finish();
-  try {
-    base::rename_durably(temporary, path);
-  } catch (const Error&) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
-}
-
-using Build = std::function<std::vector<std::byte>()>;
-using Tell = std::function<void(const std::string&)>;
-
-// `bytes`: what build() made, if it could not be written.
 std::shared_ptr<const TokenStore> kept_store(const std::string& folder, const std::string& key,
-                                             const Build& build, const Tell& tell,
-                                             std::vector<std::byte>& bytes) {
+                                             const StoreMaker& make, const Tell& tell) {
   base::make_folders(folder);
   const std::string path = (fs::path(folder) / (key + ".mwtokens")).string();
   // Damage is told by the one that mends it.
@@ -169,9 +156,14 @@ std::shared_ptr<const TokenStore> kept_store(const std::string& folder, const st
   }
   if (auto store = existing(path, key, tell)) return store;
   remove_leftovers(folder, lock.held() ? temporary_beginning(key) : "");
-  bytes = build();
-  write_store(path, fs::path(folder) / temporary_name(key), bytes);
-  bytes = {};
+  const fs::path temporary = fs::path(folder) / temporary_name(key);
+  make.write(temporary.string());
+  try {
+    base::rename_durably(temporary, path);
+  } catch (const Error&) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
   return TokenStore::open(path);
 }
 
@@ -182,19 +174,34 @@ std::string temporary_name(const std::string& key) {
 }
 
 std::shared_ptr<const TokenStore> cached_store(const CachePlace& place, const std::string& key,
-                                               const Build& build, const Tell& tell) {
-  std::vector<std::byte> bytes;
+                                               const StoreMaker& make, const Tell& tell) {
   if (place.folder.empty()) {
     if (!place.needed) tell("there is no cache: neither XDG_CACHE_HOME nor HOME is set");
   } else {
     try {
-      return kept_store(place.folder, key, build, tell, bytes);
+      return kept_store(place.folder, key, make, tell);
     } catch (const Error& error) {
       if (place.needed || error.code() != ErrorCode::output_unwritable) throw;
       tell("there is no cache, so that every process tokenizes for itself: " + error.message());
     }
   }
-  return TokenStore::in_memory(bytes.empty() ? build() : std::move(bytes));
+  return make.in_memory();
+}
+
+std::shared_ptr<const TokenStore> cached_store(const CachePlace& place, const std::string& key,
+                                               const std::function<std::vector<std::byte>()>& build,
+                                               const Tell& tell) {
+  std::vector<std::byte> bytes;
+  auto write = [&](const std::string& path) {
+    bytes = build();
+    base::NewFile file(path);
+    file.append(bytes);
+    file.finish();
+  };
+  auto in_memory = [&] {
+    return TokenStore::in_memory(bytes.empty() ? build() : std::move(bytes));
+  };
+  return cached_store(place, key, {write, in_memory}, tell);
 }
 
 CachePlace default_cache() {

@@ -26,6 +26,10 @@ struct DataFile {
 // Throws Error(bad_dataset) for one that cannot be read.
 std::vector<DataFile> open_files(const std::vector<std::string>& paths);
 
+// What editors, systems and version control keep beside files: .git, ._x.jsonl,
+// .ipynb_checkpoints/chats-checkpoint.jsonl.
+bool is_hidden(const std::string& file, const std::string& folder);
+
 // Where stores are kept.
 struct CachePlace {
   std::string folder;  // "": nowhere; every process makes its own in memory
@@ -34,13 +38,22 @@ struct CachePlace {
   bool needed = true;
 };
 
+// How a store is made: as a file of a name, finished and synced, or in memory.
+struct StoreMaker {
+  std::function<void(const std::string& file)> write;
+  std::function<std::shared_ptr<const TokenStore>()> in_memory;
+};
+using Tell = std::function<void(const std::string&)>;
+
 // The store FOLDER/KEY.mwtokens. Where it is absent or damaged, the first process that comes makes
-// it by build() and the others wait for it; a process that dies over it leaves nothing that counts.
-// `tell` hears a line on what takes its time. Throws what build() throws, and
-// Error(output_unwritable).
+// it and the others wait for it; a process that dies over it leaves nothing that counts. `tell`
+// hears a line on what takes its time. Throws what `make` throws, and Error(output_unwritable).
+std::shared_ptr<const TokenStore> cached_store(const CachePlace& place, const std::string& key,
+                                               const StoreMaker& make, const Tell& tell);
+// The same of one that `build` makes in memory, once.
 std::shared_ptr<const TokenStore> cached_store(const CachePlace& place, const std::string& key,
                                                const std::function<std::vector<std::byte>()>& build,
-                                               const std::function<void(const std::string&)>& tell);
+                                               const Tell& tell);
 
 // What the store of a key is called in its folder while this process writes it. The name tells the
 // host, until it starts again, so that whoever holds the key's lock there knows what a dead one

@@ -271,6 +271,8 @@ Encoded RowEncoder::encode(const Row& row, const std::string& where) const {
   Encoded out = row.messages.as_list().empty() ? encode_text(row, where) : encode_chat(row, where);
   out.counts.rows = 1;
   out.counts.own_systems = row.own_system ? 1 : 0;
+  out.counts.renamed = row.renamed;
+  out.document.weight = row.weight;
   out.counts.own_variables = row.variables.is_none() ? 0 : 1;
   for (const std::string& key : row.unread) out.counts.columns.add(key);
   out.counts.young = tokenizer::young_characters(out.text);
@@ -309,6 +311,9 @@ Encoded RowEncoder::encode_chat(const Row& row, const std::string& where) const 
     Error placed(error.code(), where + ": " + error.message());
     placed.key(error.key());
     for (const std::string& help : error.helps()) placed.help(help);
+    if (chosen == nullptr && row.of_strings)
+      placed.help("or set " + settings_.table +
+                  ".format = \"prompt_completion\": prompt and completion are joined as they are");
     if (error.helps().empty() && error.code() == ErrorCode::bad_template)
       for (std::string& help :
            template_help(error.message(), chosen, request, row, settings_.table))

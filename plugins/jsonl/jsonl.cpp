@@ -1,8 +1,11 @@
 // Instruction data: [dataset] plugin = "jsonl". Rows of messages, prompt and completion, or text;
 // chat templates rendered as transformers renders them, answers as targets, documents packed.
+// And texts, files of any size, as streams of tokens.
 #include "kind.h"
 #include "meshwright/plugin_main.h"
 #include "options.h"
+#include "text_kind.h"
+#include "text_options.h"
 
 namespace {
 
@@ -10,7 +13,12 @@ const meshwright_component kDatasets[] = {
     meshwright::describe_dataset<meshwright::jsonl::JsonlKind>(
         {.name = "jsonl",
          .summary = "Instruction data: chats, prompts with completions, texts, as JSON lines",
-         .options = meshwright::jsonl::kOptions})};
+         .options = meshwright::jsonl::kOptions}),
+    meshwright::describe_dataset<meshwright::jsonl::TextKind>(
+        {.name = "text",
+         .summary = "Texts as the tokens of a tokenizer: what dataset.kind = \"text\" reads where "
+                    "there is one",
+         .options = meshwright::jsonl::kTextOptions})};
 
 }  // namespace
 

@@ -89,12 +89,20 @@ Value variables_of(const DatasetRequest& request) {
   return out;
 }
 
-// What editors and systems keep beside files: .ipynb_checkpoints/chats-checkpoint.jsonl, ._x.jsonl.
-bool is_hidden(const std::string& file, const std::string& folder) {
-  const std::filesystem::path below = std::filesystem::path(file).lexically_relative(folder);
-  return std::any_of(below.begin(), below.end(), [](const std::filesystem::path& part) {
-    return part.native().starts_with('.');
-  });
+Asked asked_of(const DatasetRequest& request) {
+  Asked out;
+  out.table = request.table + ".jsonl";
+  const std::string format = request.options.get_string("format");
+  for (RowKind kind : {RowKind::messages, RowKind::prompt_completion, RowKind::text})
+    if (format == name_of(kind)) out.format = kind;
+  try {
+    if (const auto* map = std::get_if<StringMap>(&request.options.value("fields")))
+      for (const auto& [part, column] : *map) out.set(part, column);
+    out.check();
+  } catch (Error& error) {
+    throw error.at(request.options.origin("fields"));
+  }
+  return out;
 }
 
 // Of a folder those files of rows that have none: of no bytes, and links that lead nowhere.
@@ -198,9 +206,7 @@ JsonlOptions JsonlOptions::read(const DatasetRequest& request) {
                 out.folder + " " + tokenizer::kNoTokenizer)
         .help("name the folder of a Hugging Face tokenizer");
   out.chat_template = given.get_string("chat_template");
-  const std::string format = given.get_string("format");
-  for (RowKind kind : {RowKind::messages, RowKind::prompt_completion, RowKind::text})
-    if (format == name_of(kind)) out.format = kind;
+  out.asked = asked_of(request);
   out.encode.train_on = chosen<TrainOn>(
       given, "train_on",
       {{"assistant", TrainOn::assistant}, {"last", TrainOn::last}, {"all", TrainOn::all}});
@@ -216,8 +222,10 @@ JsonlOptions JsonlOptions::read(const DatasetRequest& request) {
   out.threads = threads > 0 ? static_cast<int>(threads)
                             : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   for (const char* name : {"format", "chat_template", "template_variables", "date", "train_on",
-                           "special_tokens_in_content"})
-    out.key += std::string(name) + " = " + to_toml(given.value(name)) + "\n";
+                           "special_tokens_in_content", "fields"})
+    // One that came later has its place where it is set: other keys are those of earlier versions.
+    if (name != std::string_view("fields") || given.is_set(name))
+      out.key += std::string(name) + " = " + to_toml(given.value(name)) + "\n";
   return out;
 }
 
@@ -230,6 +238,7 @@ void JsonlKind::validate(const DatasetRequest& request, Diagnostics& found) cons
     }
   };
   check([&] { date_of(request); });
+  check([&] { asked_of(request); });
   if (request.path.empty())
     found.add(Error(ErrorCode::missing_key, request.table + ".path is needed: the rows")
                   .key(request.table + ".path")
@@ -273,6 +282,10 @@ DatasetRow JsonlKind::row(const DatasetRequest& request, int64_t number) const {
   ShownRow shown = show_row(options, number);
   if (const StoreCounts::Names& unread = shown.encoded.counts.columns; unread.all() > 0)
     tell("keys of this row that are not read: " + names_of(unread));
+  if (!shown.form.empty()) tell(shown.form);
+  if (const float weight = shown.encoded.document.weight; weight != 1)
+    tell("this row has a weight of " + chat::python_float(double{weight}) + " in the loss" +
+         (weight == 0 ? ": it is left out" : ""));
   DatasetRow out{std::move(shown.place), std::move(shown.encoded.text), {}};
   const Document& document = shown.encoded.document;
   for (size_t i = 0; i < document.ids.size(); ++i)
@@ -302,6 +315,7 @@ std::vector<std::pair<std::string, int64_t>> JsonlKind::numbers(
           {"truncated", counts.truncated},
           {"too_long", counts.too_long},
           {"without_targets", counts.without_targets},
+          {"of_weight_0", counts.of_weight_0},
           {"positions", counts.positions},
           {"targets", counts.targets},
           {"longest", counts.longest},
@@ -314,6 +328,7 @@ std::vector<std::pair<std::string, int64_t>> JsonlKind::numbers(
           {"rows_with_tools_left_out", met.tools_left_out},
           {"rows_with_own_system", met.own_systems},
           {"rows_with_own_variables", met.own_variables},
+          {"roles_of_other_names", met.renamed},
           {"keys_not_read", met.columns.all()},
           {"young_characters", met.young}};
 }

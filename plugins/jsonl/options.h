@@ -7,8 +7,14 @@ namespace meshwright::jsonl {
 
 inline constexpr meshwright_option kOptions[] = {
     choice_option("format", "\"auto\"", "auto|messages|prompt_completion|text",
-                  "What a row holds: messages (or conversations), prompt and "
-                  "completion, or text. auto: what the first row holds."),
+                  "What a row is: messages, a prompt and a completion that are joined as they "
+                  "are, or a text. auto: what the first row holds."),
+    with_flags(
+        option("fields", MESHWRIGHT_STRING_MAP, nullptr,
+               "Which columns of a row are its prompt, completion, system, messages, text "
+               "and weight (in the loss): paths, \"data.question\", or texts with columns in "
+               "them, \"{instruction}\\n{input?}\"."),
+        MESHWRIGHT_OPTIONAL),
     with_flags(option("tokenizer", MESHWRIGHT_STRING, nullptr,
                       "A folder with tokenizer.json; auto: that of model.pretrained."),
                MESHWRIGHT_OPTIONAL),

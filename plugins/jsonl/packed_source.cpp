@@ -13,6 +13,7 @@
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 #include "sdk/text/tokenizer/normalize.h"
+#include "text_source.h"
 
 namespace meshwright::jsonl {
 
@@ -253,70 +254,80 @@ std::string first_names(const std::vector<std::string>& files) {
 
 }  // namespace
 
-PackedSource::Part PackedSource::part_of(uint32_t document) {
-  const auto tokens = static_cast<int64_t>(store_->tokens(document));
-  const int64_t most = settings_.seq_len + 1;
-  counts_.longest = std::max(counts_.longest, tokens);
-  Part part{document, 0, static_cast<uint32_t>(tokens)};
-  if (tokens > most) {
-    if (settings_.truncate == Truncate::drop) {
-      ++counts_.too_long;
-      return {document, 0, 0};
-    }
-    ++counts_.truncated;
-    if (settings_.truncate == Truncate::right)
-      part.end = static_cast<uint32_t>(most);
-    else
-      part.begin = static_cast<uint32_t>(tokens - most);
-  }
-  const int64_t targets = targets_in(store_->targets(document), part.begin, part.end);
-  if (targets == 0) {
-    ++counts_.without_targets;
-    return {document, 0, 0};
-  }
-  ++counts_.used;
+// False where it has no targets.
+bool PackedSource::add_part(const Part& part) {
+  const int64_t targets = targets_in(store_->targets(part.document), part.begin, part.end);
+  if (targets == 0) return false;
   counts_.targets += targets;
   counts_.positions += part.end - part.begin - 1;
-  return part;
+  parts_.push_back(part);
+  return true;
+}
+
+void PackedSource::add_parts(uint32_t document) {
+  const auto tokens = static_cast<uint32_t>(store_->tokens(document)),
+             most = static_cast<uint32_t>(settings_.seq_len + 1);
+  counts_.longest = std::max<int64_t>(counts_.longest, tokens);
+  if (store_->weight(document) == 0) {
+    ++counts_.of_weight_0;
+    return;
+  }
+  Part part{document, 0, tokens};
+  bool learnt = false;
+  if (tokens > most) switch (settings_.truncate) {
+      case Truncate::drop:
+        ++counts_.too_long;
+        return;
+      case Truncate::right:
+        ++counts_.truncated;
+        part.end = most;
+        break;
+      case Truncate::left:
+        ++counts_.truncated;
+        part.begin = tokens - most;
+        break;
+      case Truncate::split:
+        ++counts_.divided;
+        for (; tokens - part.begin > most; part.begin += most - 1)
+          learnt |= add_part({document, part.begin, part.begin + most});
+        break;
+    }
+  learnt |= add_part(part);
+  ++(learnt ? counts_.used : counts_.without_targets);
 }
 
 PackedSource::PackedSource(std::shared_ptr<const TokenStore> store, SampleSettings settings)
     : store_(std::move(store)), settings_(std::move(settings)) {
-  if (settings_.vocab_size > 0 && store_->largest_id() >= settings_.vocab_size)
-    throw Error(ErrorCode::bad_token, settings_.path + ": the tokenizer gives id " +
-                                          std::to_string(store_->largest_id()) +
-                                          ", but the model's vocabulary has " +
-                                          std::to_string(settings_.vocab_size) + " entries")
-        .key(settings_.table + ".path")
-        .help(
-            "use the tokenizer of the model, or a model whose config.json has a vocab_size "
-            "above " +
-            std::to_string(store_->largest_id()));
-  std::vector<uint32_t> lengths;
-  lengths.reserve(store_->documents());
+  check_vocabulary(*store_, settings_.vocab_size, settings_.table, settings_.path);
   parts_.reserve(store_->documents());
-  for (uint32_t document = 0; document < store_->documents(); ++document)
-    if (const Part part = part_of(document); part.end > part.begin) {
-      parts_.push_back(part);
-      lengths.push_back(part.end - part.begin - 1);
-    }
+  for (uint32_t document = 0; document < store_->documents(); ++document) add_parts(document);
+  std::vector<uint32_t> lengths(parts_.size());
+  std::transform(parts_.begin(), parts_.end(), lengths.begin(),
+                 [](const Part& part) { return part.end - part.begin - 1; });
   if (parts_.empty()) {
-    Error error(ErrorCode::bad_dataset,
-                settings_.path + ": no document is left of " +
-                    text::counted(store_->origin().counts.rows, "row") + ": " +
-                    std::to_string(counts_.without_targets) + " without targets, " +
-                    std::to_string(counts_.too_long) + " longer than seq_len + 1 = " +
-                    std::to_string(settings_.seq_len + 1) + " tokens");
+    Error error(
+        ErrorCode::bad_dataset,
+        settings_.path + ": no document is left of " +
+            text::counted(store_->origin().counts.rows, settings_.unit) + ": " +
+            std::to_string(counts_.without_targets) + " without targets, " +
+            std::to_string(counts_.too_long) +
+            " longer than seq_len + 1 = " + std::to_string(settings_.seq_len + 1) + " tokens" +
+            (counts_.of_weight_0 > 0 ? ", " + std::to_string(counts_.of_weight_0) + " of weight 0"
+                                     : std::string()));
     error.key(settings_.table + ".path");
     if (counts_.too_long > 0)
-      error.help("set " + settings_.table + ".jsonl.truncate = \"right\", or " + settings_.table +
+      error.help("set " + settings_.options + ".truncate = \"right\", or " + settings_.table +
                  ".seq_len = " + std::to_string(counts_.longest - 1));
     else if (counts_.truncated > 0)
       error.help("answers lie behind the cut: set " + settings_.table +
-                 ".seq_len = " + std::to_string(counts_.longest - 1) + ", or " + settings_.table +
-                 ".jsonl.truncate = \"left\"");
+                 ".seq_len = " + std::to_string(counts_.longest - 1) + ", or " + settings_.options +
+                 ".truncate = \"left\"");
     if (const std::string roles = tell_roles(store_->origin().counts); !roles.empty())
       error.help(roles + "; an answer is a message whose role is \"assistant\"");
+    else if (settings_.truncate == Truncate::split)
+      error.help("name more data: a document of one token predicts nothing");
+    else if (counts_.of_weight_0 > 0 && counts_.without_targets == 0)
+      error.help("give rows a weight above 0, or leave " + settings_.options + ".fields.weight out");
     else if (error.helps().empty())
       error.help(
           "what is learnt are messages whose role is \"assistant\", with a content and without "
@@ -336,6 +347,7 @@ void PackedSource::read(int64_t sample, const SampleView& out) const {
   for (uint32_t index : packs_.pack(sample)) {
     const Part& part = parts_[index];
     std::span<const Run> runs = store_->targets(part.document);
+    const float weight = store_->weight(part.document);
     int64_t next = store_->id(part.document, part.begin);
     for (uint32_t token = part.begin + 1; token < part.end; ++token, ++at) {
       while (!runs.empty() && runs.front().end <= token) runs = runs.subspan(1);
@@ -343,6 +355,7 @@ void PackedSource::read(int64_t sample, const SampleView& out) const {
       next = store_->id(part.document, token);
       out.targets[at] = !runs.empty() && runs.front().begin <= token ? next : kNoTarget;
       if (!out.documents.empty()) out.documents[at] = number;
+      if (!out.weights.empty()) out.weights[at] = weight;
     }
     ++number;
   }
@@ -351,12 +364,13 @@ void PackedSource::read(int64_t sample, const SampleView& out) const {
     out.tokens[at] = 0;
     out.targets[at] = kNoTarget;
     if (!out.documents.empty()) out.documents[at] = number;
+    if (!out.weights.empty()) out.weights[at] = 0;
   }
 }
 
 std::string PackedSource::describe() const {
-  return settings_.path + ", " + text::counted(store_->origin().counts.rows, "row") + ", " +
-         text::counted(samples(), settings_.packing == Packing::none ? "sample" : "pack");
+  return settings_.path + ", " + text::counted(store_->origin().counts.rows, settings_.unit) +
+         ", " + text::counted(samples(), settings_.packing == Packing::none ? "sample" : "pack");
 }
 
 uint64_t fingerprint_of(const TokenStore& store, const SampleSettings& settings) {
@@ -366,7 +380,9 @@ uint64_t fingerprint_of(const TokenStore& store, const SampleSettings& settings)
                            std::to_string(settings.seed) +
                            // Earlier versions left these out of documents with the same key.
                            (store.origin().counts.own_systems > 0 ? " system" : "") +
-                           (store.origin().counts.own_variables > 0 ? " variables" : "");
+                           (store.origin().counts.own_variables > 0 ? " variables" : "") +
+                           // And these had other roles in theirs.
+                           (store.origin().counts.renamed > 0 ? " roles" : "");
   base::Hash hash;
   hash.add(text.data(), text.size());
   return hash.value();
@@ -375,17 +391,23 @@ uint64_t fingerprint_of(const TokenStore& store, const SampleSettings& settings)
 std::vector<std::string> PackedSource::report() const {
   const StoreCounts& met = store_->origin().counts;
   std::vector<std::string> out;
-  std::string rows = text::counted(met.rows, "row") + ", " + text::grouped(counts_.used) + " used";
+  std::string rows =
+      text::counted(met.rows, settings_.unit) + ", " + text::grouped(counts_.used) + " used";
   if (counts_.truncated > 0)
     rows += ", " + text::grouped(counts_.truncated) + " cut to " +
             text::grouped(settings_.seq_len + 1) + " tokens";
+  if (counts_.divided > 0)
+    rows += ", " + text::grouped(counts_.divided) + " in parts of " +
+            text::grouped(settings_.seq_len + 1) + " tokens";
   if (counts_.without_targets > 0)
     rows += ", " + text::grouped(counts_.without_targets) + " left out without targets";
+  if (counts_.of_weight_0 > 0)
+    rows += ", " + text::grouped(counts_.of_weight_0) + " left out with a weight of 0";
   if (counts_.too_long > 0)
     rows += ", " + text::grouped(counts_.too_long) + " left out as longer than " +
             text::grouped(settings_.seq_len + 1) + " tokens";
   out.push_back(rows + "; " + text::counted(static_cast<int64_t>(store_->tokens()), "token") +
-                ", the longest row has " + text::grouped(counts_.longest));
+                ", the longest " + settings_.unit + " has " + text::grouped(counts_.longest));
   const int64_t room = samples() * settings_.seq_len;
   std::string packs =
       text::counted(counts_.positions, "position") + ", " +
@@ -396,6 +418,7 @@ std::vector<std::string> PackedSource::report() const {
     packs += text::format(", %.1f documents each",
                           static_cast<double>(counts_.used) / static_cast<double>(samples()));
   out.push_back(packs);
+  if (!store_->origin().form.empty()) out.push_back(store_->origin().form);
   if (!settings_.left_out.empty()) {
     out.push_back(text::counted(std::ssize(settings_.left_out), "file") +
                   " left out, hidden or of other names than *.jsonl and *.json: " +
@@ -406,11 +429,16 @@ std::vector<std::string> PackedSource::report() const {
         text::counted(std::ssize(settings_.empty), "file") +
         " without contents, empty or a link that leads nowhere: " + first_names(settings_.empty));
   if (met.own_systems > 0)
-    out.push_back("the \"system\" of " + text::counted(met.own_systems, "row") +
+    out.push_back("the system text of " + text::counted(met.own_systems, "row") +
                   " stands before its messages");
   if (met.own_variables > 0)
     out.push_back("the \"chat_template_kwargs\" of " + text::counted(met.own_variables, "row") +
                   " go to the template");
+  if (met.renamed > 0)
+    out.push_back(text::counted(met.renamed, "message") +
+                  (met.renamed == 1 ? " has a role" : " have roles") +
+                  " of another name in the row: human and prompter are user; gpt, bot, model and "
+                  "ai assistant; observation tool");
   if (met.columns.all() > 0)
     out.push_back("keys of rows that are not read, with how many rows have them: " +
                   tell_names(met.columns));
@@ -424,8 +452,8 @@ std::vector<std::string> PackedSource::report() const {
   if (met.young > 0) out.push_back(tokenizer::tell_young(met.young));
   if (met.kept_as_text > 0)
     out.push_back(text::counted(met.kept_as_text, "special token") +
-                  " in contents read as plain text; " + settings_.table +
-                  ".jsonl.special_tokens_in_content = \"parse\" reads them as tokens");
+                  " in contents read as plain text; " + settings_.options +
+                  ".special_tokens_in_content = \"parse\" reads them as tokens");
   if (met.open_ends > 0)
     out.push_back("no special token ends " + text::counted(met.open_ends, "answer") +
                   ": the model will not learn to stop there");

@@ -44,6 +44,7 @@ enum class Truncate : uint8_t {
   right,  // the end of a document that is too long goes
   left,   // its beginning
   drop,   // all of it
+  split,  // nothing: it becomes several, each of which begins with what the one before ends with
 };
 
 struct SampleSettings {
@@ -51,17 +52,20 @@ struct SampleSettings {
   Truncate truncate = Truncate::right;
   Packing packing = Packing::best_fit;
   uint64_t seed = 0;
-  int64_t vocab_size = 0;             // 0: not known
-  std::string table = "dataset";      // for messages
-  std::string path;                   // as it was given, for messages
-  std::vector<std::string> files;     // that all ranks must have alike
-  std::vector<std::string> left_out;  // files beside the rows, for the report
-  std::vector<std::string> empty;     // files of rows that hold none, likewise
+  int64_t vocab_size = 0;                 // 0: not known
+  std::string table = "dataset";          // for messages
+  std::string path;                       // as it was given, for messages
+  std::vector<std::string> files;         // that all ranks must have alike
+  std::vector<std::string> left_out;      // files beside the rows, for the report
+  std::vector<std::string> empty;         // files of rows that hold none, likewise
+  std::string options = "dataset.jsonl";  // the table of the options, for messages
+  const char* unit = "row";               // what a document is called
 };
 
 // What became of the documents.
 struct SampleCounts {
-  int64_t used = 0, truncated = 0, too_long = 0, without_targets = 0;
+  int64_t used = 0, truncated = 0, too_long = 0, without_targets = 0, of_weight_0 = 0;
+  int64_t divided = 0;                 // documents of several parts
   int64_t positions = 0, targets = 0;  // of those used
   int64_t longest = 0;                 // tokens of the longest document, before it was cut
 };
@@ -80,6 +84,7 @@ class PackedSource final : public SampleSource {
   std::string describe() const override;
   uint64_t fingerprint() const override { return fingerprint_of(*store_, settings_); }
   bool has_documents() const override { return settings_.packing != Packing::none; }
+  bool has_weights() const override { return store_->has_weights(); }
   std::vector<std::string> files() const override { return settings_.files; }
   std::vector<std::string> report() const override;
   const SampleCounts& counts() const { return counts_; }
@@ -89,8 +94,9 @@ class PackedSource final : public SampleSource {
   struct Part {
     uint32_t document, begin, end;
   };
-  // What of a document is used; end == begin: nothing.
-  Part part_of(uint32_t document);
+  // Adds what of a document is used.
+  void add_parts(uint32_t document);
+  bool add_part(const Part& part);
   std::shared_ptr<const TokenStore> store_;
   SampleSettings settings_;
   SampleCounts counts_;

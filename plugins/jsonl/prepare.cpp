@@ -1,10 +1,7 @@
 #include "prepare.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <exception>
 #include <filesystem>
 #include <mutex>
@@ -18,7 +15,6 @@
 #include "meshwright/error.h"
 #include "row_pieces.h"
 #include "sdk/base/beside.h"
-#include "sdk/base/plain_text.h"
 #include "sdk/text/tokenizer/folder.h"
 
 namespace meshwright::jsonl {
@@ -99,7 +95,7 @@ std::string content_help(const ChatTemplate& chat, const ChatTemplate::Request& 
     if (!refuses(chat, request, one)) continue;
     const Value* content = given[i].get("content");
     const bool texts = content != nullptr && content->is_list();
-    return name_of_message(row, i) +
+    return row.names[i] +
            (content == nullptr ? " has no \"content\""
             : texts            ? ".content is a list of texts"
                                : ".content is null") +
@@ -140,15 +136,14 @@ struct Made {
   StoreCounts counts;
 };
 
-Made encode_chunk(const Work& work, const RowEncoder& encoder, RowKind kind, bool wide,
-                  const std::string& table) {
+Made encode_chunk(const Work& work, const RowEncoder& encoder, const Form& form, bool wide) {
   Made out;
   out.writer.emplace(wide);
   work.file->mapped->check_size();
   for (const RowPiece& piece : work.rows->rows(work.chunk)) {
     const std::string where = work.file->path + ":" + std::to_string(piece.line);
     const chat::Value value = parse_row(piece.text, work.file->path, piece.line, piece.column);
-    Encoded encoded = encoder.encode(read_row(value, kind, where, table), where);
+    Encoded encoded = encoder.encode(read_row(value, form, where), where);
     encoded.document.row = work.file->before + piece.offset;
     out.writer->add(encoded.document);
     out.counts += encoded.counts;
@@ -157,8 +152,8 @@ Made encode_chunk(const Work& work, const RowEncoder& encoder, RowKind kind, boo
 }
 
 // Takes chunks in order by several threads. The error of the earliest chunk is the one thrown.
-std::vector<Made> encode_all(const std::vector<Work>& work, const RowEncoder& encoder, RowKind kind,
-                             bool wide, const JsonlOptions& options,
+std::vector<Made> encode_all(const std::vector<Work>& work, const RowEncoder& encoder,
+                             const Form& form, bool wide, const JsonlOptions& options,
                              const std::function<void(int64_t bytes)>& done) {
   std::vector<Made> made(work.size());
   std::vector<std::exception_ptr> wrong(work.size());
@@ -166,7 +161,7 @@ std::vector<Made> encode_all(const std::vector<Work>& work, const RowEncoder& en
   std::mutex telling;
   auto take = [&] {
     for (size_t i; (i = next.fetch_add(1)) < stop.load();) try {
-        made[i] = encode_chunk(work[i], encoder, kind, wide, options.table);
+        made[i] = encode_chunk(work[i], encoder, form, wide);
         const std::lock_guard<std::mutex> lock(telling);
         done(static_cast<int64_t>(work[i].chunk.end - work[i].chunk.begin));
       } catch (...) {
@@ -186,16 +181,22 @@ std::vector<Made> encode_all(const std::vector<Work>& work, const RowEncoder& en
   return made;
 }
 
-// The kind of the first row.
-RowKind first_kind(const std::vector<Work>& work) {
-  for (const Work& one : work)
-    for (const RowPiece& piece : one.rows->rows(one.chunk)) {
-      const chat::Value row = parse_row(piece.text, one.file->path, piece.line, piece.column);
-      if (const std::optional<RowKind> kind = kind_of(row)) return *kind;
-      // Throws: it is of no kind.
-      read_row(row, RowKind::text, one.file->path + ":" + std::to_string(piece.line));
-    }
-  return RowKind::text;
+// How the first row is read; none: there is no row.
+std::optional<Form> first_form(const DataFile& file, const std::vector<RowPiece>& rows,
+                               const Asked& asked) {
+  if (rows.empty()) return std::nullopt;
+  const RowPiece& piece = rows.front();
+  return form_of(parse_row(piece.text, file.path, piece.line, piece.column), asked,
+                 file.path + ":" + std::to_string(piece.line));
+}
+
+// Of a row that is shown: that of the first row where both are of one kind, and its own else, since
+// what is wrong with others does not matter.
+Form form_of_shown(const chat::Value& row, const std::optional<Form>& first, const Asked& asked,
+                   const std::string& where) {
+  if (first && first->by_fields) return *first;
+  Form own = form_of(row, asked, where);
+  return first && first->reading == own.reading ? *first : own;
 }
 
 Error no_rows(const JsonlOptions& options) {
@@ -257,11 +258,14 @@ std::vector<std::byte> build_store(const JsonlOptions& options, const std::strin
     for (const Chunk& chunk : rows.chunks()) work.push_back({&file, &rows, chunk});
     at.total += static_cast<int64_t>(file.text().size());
   }
-  const RowKind kind = options.format ? *options.format : first_kind(work);
+  std::optional<Form> form;
+  for (const Work& one : work)
+    if ((form = first_form(*one.file, one.rows->rows(one.chunk), options.asked))) break;
+  if (!form) throw no_rows(options);
   const auto language = Language::read(options.folder, options.chat_template, options.table);
   const RowEncoder encoder(language, options.encode);
   const bool wide = language->tokenizer.size() > 65536;
-  std::vector<Made> made = encode_all(work, encoder, kind, wide, options, [&](int64_t bytes) {
+  std::vector<Made> made = encode_all(work, encoder, *form, wide, options, [&](int64_t bytes) {
     at.bytes += bytes;
     progress(at);
   });
@@ -269,13 +273,13 @@ std::vector<std::byte> build_store(const JsonlOptions& options, const std::strin
   StoreOrigin origin;
   origin.key = key;
   origin.parts = key_parts(options);
+  origin.form = form->told;
   for (Made& one : made) {
     all.append(std::move(*one.writer));
     one.writer.reset();
     origin.counts += one.counts;
   }
   if (origin.counts.chats > 0) origin.template_hash = template_hash(language->templates);
-  if (origin.counts.rows == 0) throw no_rows(options);
   return all.bytes(origin);
 }
 
@@ -291,22 +295,31 @@ int64_t count_rows(const JsonlOptions& options) {
 
 ShownRow show_row(const JsonlOptions& options, int64_t number) {
   std::optional<ShownRow> out;
+  std::optional<Form> first;
+  bool began = false;
   int64_t before = 0;
-  each_chunk(open_files(options.files), [&](const DataFile& file,
-                                            const std::vector<RowPiece>& rows) {
-    const int64_t within = number - before;
-    before += static_cast<int64_t>(rows.size());
-    if (number >= before) return true;
-    const RowPiece& piece = rows[static_cast<size_t>(within)];
-    const std::string place = file.path + ":" + std::to_string(piece.line);
-    const chat::Value value = parse_row(piece.text, file.path, piece.line, piece.column);
-    const RowKind kind = options.format ? *options.format : kind_of(value).value_or(RowKind::text);
-    const Row row = read_row(value, kind, place, options.table);
-    const RowEncoder encoder(Language::read(options.folder, options.chat_template, options.table),
-                             options.encode);
-    out = ShownRow{place, encoder.encode(row, place)};
-    return false;
-  });
+  each_chunk(
+      open_files(options.files), [&](const DataFile& file, const std::vector<RowPiece>& rows) {
+        if (!began && !rows.empty()) {
+          began = true;
+          try {
+            first = first_form(file, rows, options.asked);
+          } catch (const Error&) {  // Told where the whole is read.
+          }
+        }
+        const int64_t within = number - before;
+        before += static_cast<int64_t>(rows.size());
+        if (number >= before) return true;
+        const RowPiece& piece = rows[static_cast<size_t>(within)];
+        const std::string place = file.path + ":" + std::to_string(piece.line);
+        const chat::Value value = parse_row(piece.text, file.path, piece.line, piece.column);
+        const Form form = form_of_shown(value, first, options.asked, place);
+        const Row row = read_row(value, form, place);
+        const RowEncoder encoder(
+            Language::read(options.folder, options.chat_template, options.table), options.encode);
+        out = ShownRow{place, encoder.encode(row, place), form.told};
+        return false;
+      });
   if (!out)
     throw Error(ErrorCode::bad_dataset,
                 options.files.front() + ": the rows have changed meanwhile");
@@ -315,23 +328,8 @@ ShownRow show_row(const JsonlOptions& options, int64_t number) {
 
 std::shared_ptr<const TokenStore> prepare_store(
     const JsonlOptions& options, const std::function<void(const std::string&)>& tell) {
-  using Clock = std::chrono::steady_clock;
   const std::string key = cache_key(options);
-  const Clock::time_point begin = Clock::now();
-  Clock::time_point told = begin;
-  // Said when it takes long: each second on a terminal, each ten elsewhere.
-  const auto every = std::chrono::seconds(::isatty(STDERR_FILENO) != 0 ? 1 : 10);
-  auto progress = [&](const Preparation& at) {
-    const Clock::time_point now = Clock::now();
-    if (now - told < every) return;
-    told = now;
-    const double seconds = std::chrono::duration<double>(now - begin).count();
-    const double rate = static_cast<double>(at.bytes) / seconds;
-    tell(text::format("tokenized %.0f%% of %.1f MB, %.1f MB/s, %.0f s left",
-                      100 * static_cast<double>(at.bytes) / static_cast<double>(at.total),
-                      static_cast<double>(at.total) / 1e6, rate / 1e6,
-                      static_cast<double>(at.total - at.bytes) / rate));
-  };
+  const auto progress = telling_progress(tell);
   try {
     auto build = [&] {
       std::vector<std::byte> built = build_store(options, key, progress);

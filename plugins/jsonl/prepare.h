@@ -10,6 +10,7 @@
 #include "cached_store.h"
 #include "encode_row.h"
 #include "meshwright/data/dataset_kind.h"
+#include "progress.h"
 #include "row.h"
 #include "sdk/text/chat/chat_template.h"
 #include "token_store.h"
@@ -30,7 +31,7 @@ struct JsonlOptions {
   std::vector<std::string> empty;     // files of rows in that folder that hold none
   std::string folder;                 // of the tokenizer
   std::string chat_template;
-  std::optional<RowKind> format;  // none: that of the first row
+  Asked asked;  // of rows: their format, and which column is what
   EncodeSettings encode;
   CachePlace cache;
   int threads = 1;
@@ -56,10 +57,6 @@ std::string key_parts(const JsonlOptions& options);
 // 12 digits of the templates' names and texts.
 std::string template_hash(const chat::Store& templates);
 
-struct Preparation {
-  int64_t bytes = 0, total = 0;
-};
-
 // The whole store, the same bytes for any number of threads. Throws Error(bad_dataset |
 // bad_template) "FILE:LINE: what" for the first row that is wrong. `progress` is called by one
 // thread at a time.
@@ -73,6 +70,7 @@ int64_t count_rows(const JsonlOptions& options);
 struct ShownRow {
   std::string place;  // FILE:LINE
   Encoded encoded;
+  std::string form;  // what its columns became; "": they are named so
 };
 ShownRow show_row(const JsonlOptions& options, int64_t number);
 // From the cache, or made. `tell` hears lines for the user.

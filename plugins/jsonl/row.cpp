@@ -1,14 +1,17 @@
 #include "row.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <initializer_list>
-#include <limits>
+#include <iterator>
 #include <utility>
 
 #include "meshwright/error.h"
 #include "sdk/base/files/utf8.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::jsonl {
 
@@ -16,43 +19,117 @@ namespace {
 
 using chat::Value;
 
-Error refusal(const std::string& where, const std::string& what) {
-  return at_row(Error(ErrorCode::bad_dataset, where + ": " + what), where);
-}
+// What other programs call the roles.
+constexpr std::pair<std::string_view, std::string_view> kRoles[] = {
+    {"human", "user"},          {"prompter", "user"},         {"user", "user"},
+    {"gpt", "assistant"},       {"chatgpt", "assistant"},     {"bot", "assistant"},
+    {"chatbot", "assistant"},   {"model", "assistant"},       {"ai", "assistant"},
+    {"assistant", "assistant"}, {"system", "system"},         {"tool", "tool"},
+    {"observation", "tool"},    {"function_response", "tool"}};
 
-// A member that is there, and not null.
-const Value* member(const Value& row, std::string_view key) {
-  const Value* value = row.get(key);
-  return value == nullptr || value->is_none() ? nullptr : value;
-}
-
-// The names that conversations of from/value have for roles.
 std::string role_of_speaker(const std::string& speaker) {
-  if (speaker == "human") return "user";
-  if (speaker == "gpt") return "assistant";
+  const std::string name = text::normal(speaker);
+  for (const auto& [theirs, role] : kRoles)
+    if (name == theirs) return std::string(role);
   return speaker;
+}
+
+// The keys that say who speaks, and those for what is said, the usual one first.
+struct Dialect {
+  const char* speaker;
+  std::array<const char*, 3> said;
+};
+constexpr Dialect kDialects[] = {{"from", {"value", "content", "text"}},
+                                 {"speaker", {"text", "content", "value"}}};
+
+// A turn that calls a tool, as text: {"name": ..., "arguments": ...}, or a list of these.
+Value calls_of(const Value& said, const std::string& where, const std::string& place) {
+  auto wrong = [&] {
+    return refused_row(where, place +
+                                  " is a function_call without {\"name\": ..., "
+                                  "\"arguments\": ...} as JSON");
+  };
+  Value held;
+  try {
+    held = said.is_string() ? chat::parse_json(said.as_string()) : said;
+  } catch (const Error&) {
+    throw wrong();
+  }
+  Value out = Value::list();
+  for (const Value& call : held.is_list() ? held.as_list() : Value::List{held}) {
+    const Value* name = call.get("name");
+    if (name == nullptr || !name->is_string()) throw wrong();
+    out.push_back(Value::dict({{"type", Value::string("function")}, {"function", call}}));
+  }
+  return out;
+}
+
+// A message whose keys or roles have names of another program, with ours; `known`: roles are
+// renamed where the key is ours, too.
+Value translated(Row& row, const Value& given, bool known, const std::string& where,
+                 const std::string& place) {
+  const char* speaker = "role";
+  std::array<const char*, 3> said{"content", "value", "text"};
+  if (given.get("role") == nullptr) {
+    const auto* const dialect =
+        std::find_if(std::begin(kDialects), std::end(kDialects),
+                     [&](const Dialect& one) { return given.get(one.speaker) != nullptr; });
+    if (dialect == std::end(kDialects)) return given;
+    speaker = dialect->speaker;
+    said = dialect->said;
+  } else if (!known) {
+    return given;
+  }
+  const Value& who = *given.get(speaker);
+  const bool theirs = std::string_view(speaker) != "role";
+  if (!who.is_string()) {
+    if (!theirs) return given;
+    throw refused_row(where, place + "." + speaker + " is " + who.kind_name());
+  }
+  const auto* const key = std::find_if(said.begin(), said.end(),
+                                       [&](const char* one) { return given.get(one) != nullptr; });
+  if (key == said.end() && theirs)
+    throw refused_row(where, place + " has \"" + speaker + "\" and no \"" + said[0] + "\"");
+  std::string role = role_of_speaker(who.as_string());
+  const bool calls = text::normal(who.as_string()) == "function_call";
+  // human and gpt of `from` have always been read so: they change no run that began before.
+  if (calls ||
+      (role != who.as_string() && !(std::string_view(speaker) == "from" &&
+                                    (who.as_string() == "human" || who.as_string() == "gpt"))))
+    ++row.renamed;
+  Value out = Value::dict({{"role", Value::string(calls ? "assistant" : std::move(role))}});
+  if (calls) {
+    out.set("content", Value::string(""));
+    out.set("tool_calls", calls_of(key == said.end() ? Value() : *given.get(*key), where, place));
+  } else if (key != said.end()) {
+    out.set("content", *given.get(*key));
+  }
+  for (const auto& [name, other] : given.as_dict())
+    if (name != speaker && (key == said.end() || name != *key) && out.get(name) == nullptr)
+      out.set(name, other);
+  return out;
 }
 
 void check_content(const Value& content, const std::string& where, const std::string& place) {
   if (content.is_none() || content.is_string()) return;
   if (!content.is_list())
-    throw refusal(where, place + ".content is " + content.kind_name() +
-                             ", where a string, null or a list of texts belongs");
+    throw refused_row(where, place + ".content is " + content.kind_name() +
+                                 ", where a string, null or a list of texts belongs");
   for (const Value& part : content.as_list()) {
     const Value* type = part.get("type");
     const Value* text = part.get("text");
     if (type != nullptr && type->is_string() && type->as_string() == "text") {
       if (text != nullptr && text->is_string()) continue;
-      throw refusal(where, place + ".content has a part of type \"text\" " +
-                               (text == nullptr ? std::string("without \"text\"")
-                                                : "whose \"text\" is " + text->kind_name()) +
-                               "; only {\"type\": \"text\", \"text\": \"...\"} is read")
+      throw refused_row(where, place + ".content has a part of type \"text\" " +
+                                   (text == nullptr ? std::string("without \"text\"")
+                                                    : "whose \"text\" is " + text->kind_name()) +
+                                   "; only {\"type\": \"text\", \"text\": \"...\"} is read")
           .help("give the part its text as a string, or leave it out");
     }
     const std::string kind =
         type != nullptr && type->is_string() ? "\"" + type->as_string() + "\"" : "of no type";
-    throw refusal(where, place + ".content has a part that is " + kind +
-                             "; only {\"type\": \"text\", \"text\": \"...\"} is read")
+    throw refused_row(where, place + ".content has a part that is " + kind +
+                                 "; only {\"type\": \"text\", \"text\": \"...\"} is read")
         .help("remove rows with images, audio or video: the models here read text");
   }
 }
@@ -76,47 +153,53 @@ bool weight_of(const Value& message, const std::string& where, const std::string
               .help("1: the turn is learnt; 0: it is context only"),
           where);
     if (out && *out != learnt)
-      throw refusal(where, place + " has \"weight\": " + (*out ? "1" : "0") + " and \"train\": " +
-                               (learnt ? "1" : "0") + ", which contradict each other")
+      throw refused_row(where, place + " has \"weight\": " + (*out ? "1" : "0") +
+                                   " and \"train\": " + (learnt ? "1" : "0") +
+                                   ", which contradict each other")
           .help("keep one of the two: with 1 the turn is learnt, with 0 it is context only");
     out = learnt;
   }
   return out.value_or(true);
 }
 
-void add_message(Row& row, const Value& given, const std::string& where, const std::string& place) {
+void add_message(Row& row, const Value& given, bool known, const std::string& where,
+                 std::string place) {
   if (!given.is_dict())
-    throw refusal(where, place + " is " + given.kind_name() + ", and not a message");
-  Value message = given;
+    throw refused_row(where, place + " is " + given.kind_name() + ", and not a message");
+  Value message = translated(row, given, known, where, place);
   const Value* role = message.get("role");
-  if (const Value* from = message.get("from"); role == nullptr && from != nullptr) {
-    if (!from->is_string()) throw refusal(where, place + ".from is " + from->kind_name());
-    const Value* value = message.get("value");
-    if (value == nullptr) throw refusal(where, place + " has \"from\" and no \"value\"");
-    message = Value::dict(
-        {{"role", Value::string(role_of_speaker(from->as_string()))}, {"content", *value}});
-    for (const auto& [key, other] : given.as_dict())
-      if (key != "from" && key != "value" && message.get(key) == nullptr) message.set(key, other);
-    role = message.get("role");
-  }
-  if (role == nullptr) throw refusal(where, place + " has no \"role\"");
+  if (role == nullptr)
+    throw refused_row(where, place + " has no \"role\"")
+        .help(
+            "a message is {\"role\": \"user\", \"content\": \"...\"}, or has from and value, or "
+            "speaker and text");
   if (!role->is_string() || !chat::is_role(role->as_string()))
-    throw refusal(where,
-                  place + ".role is " +
-                      (role->is_string() ? "\"" + role->as_string() + "\"" : role->kind_name()) +
-                      "; a role consists of letters, digits, _ and -");
+    throw refused_row(
+        where, place + ".role is " +
+                   (role->is_string() ? "\"" + role->as_string() + "\"" : role->kind_name()) +
+                   "; a role consists of letters, digits, _ and -");
   if (const Value* content = message.get("content")) check_content(*content, where, place);
   row.trained.push_back(weight_of(message, where, place));
   row.messages.push_back(std::move(message));
+  row.names.push_back(std::move(place));
 }
 
-void add_messages(Row& row, const Value& given, const std::string& where, const std::string& key) {
+// `key`: the path of the column, for messages.
+void add_messages(Row& row, const Value& given, bool known, const std::string& where,
+                  const std::string& key) {
   if (!given.is_list())
-    throw refusal(where,
-                  "\"" + key + "\" is " + given.kind_name() + ", where a list of messages belongs");
+    throw refused_row(
+        where, "\"" + key + "\" is " + given.kind_name() + ", where a list of messages belongs");
   size_t number = 0;
   for (const Value& message : given.as_list())
-    add_message(row, message, where, key + "[" + std::to_string(number++) + "]");
+    add_message(row, message, known, where, key + "[" + std::to_string(number++) + "]");
+}
+
+void add_text(Row& row, const char* role, std::string text, std::string name) {
+  row.messages.push_back(
+      Value::dict({{"role", Value::string(role)}, {"content", Value::string(std::move(text))}}));
+  row.trained.push_back(true);
+  row.names.push_back(std::move(name));
 }
 
 // A member that is there, and not null; of a string what it says as JSON, kept in `parsed`.
@@ -127,7 +210,8 @@ const Value* json_member(const Value& row, const std::string& key, const std::st
   try {
     parsed = chat::parse_json(value->as_string());
   } catch (const Error& error) {
-    throw refusal(where, "\"" + key + "\" is a string, but not one of JSON: " + error.message());
+    throw refused_row(where,
+                      "\"" + key + "\" is a string, but not one of JSON: " + error.message());
   }
   return &parsed;
 }
@@ -137,28 +221,27 @@ void read_tools(Row& row, const Value& given, const std::string& where) {
   const Value* tools = json_member(given, "tools", where, parsed);
   if (tools == nullptr) return;
   if (!tools->is_list())
-    throw refusal(where, "\"tools\" is " + tools->kind_name() +
-                             ", where a list, or a list as a JSON string, belongs");
+    throw refused_row(where, "\"tools\" is " + tools->kind_name() +
+                                 ", where a list, or a list as a JSON string, belongs");
   row.tools = *tools;
 }
 
 // The row's own system text, as other trainers have it in a column: a message before the others.
-void read_system(Row& row, const Value& given, const std::string& where) {
-  const Value* system = member(given, "system");
-  if (system == nullptr) return;
-  if (!system->is_string())
-    throw refusal(where, "\"system\" is " + system->kind_name() + ", where a string belongs");
-  if (system->as_string().empty()) return;
+void read_system(Row& row, const Value& given, const Form& form, const std::string& where) {
+  if (!form.system.given()) return;
+  std::string text = form.system.text(given, where, form.table, false);
+  if (text.empty()) return;
   Value::List& messages = row.messages.as_list();
-  if (const Value& first = messages.front(); first.get("role")->as_string() == "system") {
-    const Value* said = first.get("content");
-    if (said != nullptr && said->is_string() && said->as_string() == system->as_string()) return;
-    throw refusal(where, "the row has a \"system\" and, as " + name_of_message(row, 0) +
-                             ", another message of the role system")
+  if (!messages.empty() && messages.front().get("role")->as_string() == "system") {
+    const Value* said = messages.front().get("content");
+    if (said != nullptr && said->is_string() && said->as_string() == text) return;
+    throw refused_row(where, "the row has a \"" + form.system.name() + "\" and, as " +
+                                 row.names.front() + ", another message of the role system")
         .help("keep one of the two");
   }
   messages.insert(messages.begin(), Value::dict({{"role", Value::string("system")},
-                                                 {"content", Value::string(system->as_string())}}));
+                                                 {"content", Value::string(std::move(text))}}));
+  row.names.insert(row.names.begin(), form.system.name());
   row.trained.insert(row.trained.begin(), true);
   if (row.completion_at) ++*row.completion_at;
   row.own_system = true;
@@ -170,160 +253,204 @@ void read_variables(Row& row, const Value& given, const std::string& where) {
   const Value* variables = json_member(given, "chat_template_kwargs", where, parsed);
   if (variables == nullptr) return;
   if (!variables->is_dict())
-    throw refusal(where, "\"chat_template_kwargs\" is " + variables->kind_name() +
-                             ", where an object belongs: {\"enable_thinking\": false}");
+    throw refused_row(where, "\"chat_template_kwargs\" is " + variables->kind_name() +
+                                 ", where an object belongs: {\"enable_thinking\": false}");
   for (const char* taken : {"messages", "conversation", "tools", "add_generation_prompt",
                             "continue_final_message", "chat_template", "tokenize"})
     if (variables->get(taken) != nullptr)
-      throw refusal(where, "\"chat_template_kwargs\" has \"" + std::string(taken) +
-                               "\", which is no variable of a template")
+      throw refused_row(where, "\"chat_template_kwargs\" has \"" + std::string(taken) +
+                                   "\", which is no variable of a template")
           .help("remove it from there; \"messages\" and \"tools\" are keys of the row");
   row.variables = *variables;
 }
 
-void find_unread(Row& row, const Value& given, std::initializer_list<std::string_view> read) {
+void find_unread(Row& row, const Value& given, const Form& form,
+                 std::initializer_list<std::string_view> read) {
+  const Field* const fields[] = {&form.prompt, &form.completion, &form.messages,
+                                 &form.text,   &form.system,     &form.weight};
   for (const auto& [key, value] : given.as_dict())
-    if (!value.is_none() && std::find(read.begin(), read.end(), key) == read.end())
+    if (!value.is_none() && std::find(read.begin(), read.end(), key) == read.end() &&
+        std::none_of(std::begin(fields), std::end(fields),
+                     [&, name = std::string_view(key)](const Field* field) {
+                       return field->given() && field->reads(name);
+                     }))
       row.unread.push_back(key);
+}
+
+// What the row counts in the loss.
+void read_weight(Row& row, const Value& given, const Form& form, const std::string& where) {
+  if (!form.weight.given()) return;
+  const Value* value = form.weight.value(given, where, form.table);
+  auto wrong = [&](const std::string& what) {
+    return at_row(Error(ErrorCode::out_of_range,
+                        where + ": the weight of the row, \"" + form.weight.name() + "\", " + what)
+                      .key(form.table + ".fields.weight")
+                      .help("write a number of 0 or more: a row of 2 counts as one that is there "
+                            "twice, one of 0 is left out"),
+                  where);
+  };
+  if (value == nullptr) throw wrong("is null or absent");
+  if (!value->is_real() && !value->is_integer())
+    throw wrong("is " + value->kind_name() + ", and not one of 64 bits");
+  const double weight =
+      value->is_real() ? value->as_real() : static_cast<double>(value->as_integer());
+  row.weight = static_cast<float>(weight);
+  if (weight < 0) throw wrong("is negative");
+  if (!std::isfinite(row.weight) || (weight > 0 && row.weight == 0))
+    throw wrong("is none that float32 has");
+}
+
+// Pairs of a question and its answer before the last.
+void read_history(Row& row, const Value& given, const std::string& where) {
+  const Value* history = member(given, "history");
+  if (history == nullptr) return;
+  auto is_turn = [](const Value& turn) {
+    return turn.is_list() && turn.as_list().size() == 2 && turn.as_list()[0].is_string() &&
+           turn.as_list()[1].is_string();
+  };
+  if (!history->is_list() ||
+      !std::all_of(history->as_list().begin(), history->as_list().end(), is_turn))
+    throw refused_row(where,
+                      "\"history\" is no list of pairs of strings: "
+                      "[[\"question\", \"answer\"]]");
+  size_t number = 0;
+  for (const Value& turn : history->as_list()) {
+    const std::string name = "history[" + std::to_string(number++) + "]";
+    add_text(row, "user", turn.as_list()[0].as_string(), name + "[0]");
+    add_text(row, "assistant", turn.as_list()[1].as_string(), name + "[1]");
+  }
+}
+
+void read_beside(Row& row, const Value& given, const Form& form, const std::string& where) {
+  read_tools(row, given, where);
+  read_system(row, given, form, where);
+  read_variables(row, given, where);
+}
+
+Row read_conversation(const Value& row, const Form& form, const std::string& where) {
+  Row out;
+  out.kind = RowKind::messages;
+  const Value* held = nullptr;
+  std::string key;
+  if (form.messages.given()) {
+    key = form.messages.name();
+    held = form.messages.value(row, where, form.table);
+    if (held == nullptr) throw refused_row(where, "\"" + key + "\" is null");
+  } else {
+    key = conversation_key(row, form);
+    held = row.get(key);
+  }
+  add_messages(out, *held, key != "messages", where, key);
+  if (out.messages.as_list().empty()) throw refused_row(where, "\"" + key + "\" is empty");
+  read_beside(out, row, form, where);
+  find_unread(out, row, form, {key, "tools", "chat_template_kwargs"});
+  return out;
+}
+
+Row read_text(const Value& row, const Form& form, const std::string& where) {
+  Row out;
+  out.kind = RowKind::text;
+  if (form.by_fields) {
+    out.completion = form.text.text(row, where, form.table);
+  } else {
+    const Value& text = *row.get("text");
+    if (!text.is_string())
+      throw refused_row(where, "\"text\" is " + text.kind_name() + ", and not a string");
+    out.completion = text.as_string();
+  }
+  find_unread(out, row, form, {});
+  return out;
+}
+
+// Of a column, what it holds if that is a list of messages.
+const Value* list_of(const Field& field, const Value& row, const std::string& where,
+                     const std::string& table) {
+  if (field.joins()) return nullptr;
+  const Value* value = field.value(row, where, table);
+  if (value == nullptr)
+    throw refused_row(where, "\"" + field.name() + "\" is null").key(table + ".fields");
+  return value->is_list() ? value : nullptr;
+}
+
+// A prompt and a completion that are strings, joined as they are.
+Row read_joined(const Value& row, const Form& form, const std::string& where) {
+  Row out;
+  out.kind = RowKind::prompt_completion;
+  out.of_strings = true;
+  out.prompt = form.prompt.text(row, where, form.table);
+  out.completion = form.completion.text(row, where, form.table);
+  if (form.system.given() && !form.system.text(row, where, form.table, false).empty())
+    throw refused_row(where, "the row has a \"" + form.system.name() + "\" beside a \"" +
+                                 form.prompt.name() +
+                                 "\" that is a string, and no template joins these two")
+        .key(form.table + ".format")
+        .help(
+            "set " + form.table +
+            ".format = \"messages\": a prompt and its completion are messages of the user and the "
+            "assistant then, which a template joins")
+        .help("or put its text into the prompt: set " + form.table +
+              ".format = \"prompt_completion\" and " + form.table + ".fields = { prompt = \"{" +
+              form.system.name() + "?}\\n{" + form.prompt.name() + "}\" }");
+  find_unread(out, row, form, {});
+  return out;
+}
+
+Row read_pair(const Value& row, const Form& form, const std::string& where) {
+  const Value *prompt = list_of(form.prompt, row, where, form.table),
+              *completion = list_of(form.completion, row, where, form.table);
+  if (!form.chats && prompt == nullptr && completion == nullptr)
+    return read_joined(row, form, where);
+  if (!form.chats && (prompt == nullptr || completion == nullptr)) {
+    auto kind = [&](const Field& field) {
+      return field.joins() ? "a string" : field.value(row, where, form.table)->kind_name();
+    };
+    throw refused_row(where, "\"" + form.prompt.name() + "\" is " + kind(form.prompt) + " and \"" +
+                                 form.completion.name() + "\" is " + kind(form.completion) +
+                                 "; they are two strings or two lists of messages")
+        .key(form.table + ".format")
+        .help("set " + form.table +
+              ".format = \"messages\": a string is a message of the user or the assistant then");
+  }
+  Row out;
+  out.kind = form.chats ? RowKind::messages : RowKind::prompt_completion;
+  out.of_strings = prompt == nullptr && completion == nullptr;
+  if (form.history) read_history(out, row, where);
+  if (prompt != nullptr)
+    add_messages(out, *prompt, form.by_fields, where, form.prompt.name());
+  else
+    add_text(out, "user", form.prompt.text(row, where, form.table), form.prompt.name());
+  const size_t at = out.messages.as_list().size();
+  // Answers in a prompt are none that are learnt.
+  if (prompt != nullptr) out.completion_at = at;
+  if (completion != nullptr) {
+    add_messages(out, *completion, form.by_fields, where, form.completion.name());
+    if (at == out.messages.as_list().size())
+      throw refused_row(where, "\"" + form.completion.name() + "\" is empty");
+    if (form.by_fields && out.messages.as_list()[at].get("role")->as_string() != "assistant")
+      throw refused_row(where, out.names[at] + " is of the role \"" +
+                                   out.messages.as_list()[at].get("role")->as_string() +
+                                   "\", and not an answer to the prompt")
+          .key(form.table + ".fields")
+          .help("a column that holds the whole conversation is one of messages: set " + form.table +
+                ".fields = { messages = \"" + form.completion.name() + "\" }");
+  } else {
+    add_text(out, "assistant", form.completion.text(row, where, form.table),
+             form.completion.name());
+  }
+  read_beside(out, row, form, where);
+  find_unread(out, row, form,
+              {"tools", "chat_template_kwargs", form.history ? "history" : "tools"});
+  return out;
 }
 
 }  // namespace
 
-std::string_view name_of(RowKind kind) {
-  switch (kind) {
-    case RowKind::messages:
-      return "messages";
-    case RowKind::prompt_completion:
-      return "prompt_completion";
-    case RowKind::text:
-      break;
-  }
-  return "text";
-}
-
-std::string name_of_message(const Row& row, size_t number) {
-  if (row.own_system && number == 0) return "system";
-  const size_t before = row.own_system ? 1 : 0;
-  const bool completion = row.completion_at && number >= *row.completion_at;
-  return (completion ? "completion" : row.key) + "[" +
-         std::to_string(number - (completion ? *row.completion_at : before)) + "]";
-}
-
-Error at_row(Error error, std::string_view where, int64_t column) {
-  const size_t colon = where.rfind(':');
-  int line = 0;
-  if (colon != std::string_view::npos)
-    std::from_chars(where.data() + colon + 1, where.data() + where.size(), line);
-  error.at({Origin::Source::file, std::string(where.substr(0, colon)), line,
-            static_cast<int>(std::min<int64_t>(column, std::numeric_limits<int>::max()))});
-  return error;
-}
-
-std::optional<RowKind> kind_of(const Value& row) {
-  if (member(row, "messages") != nullptr || member(row, "conversations") != nullptr)
-    return RowKind::messages;
-  if (member(row, "prompt") != nullptr && member(row, "completion") != nullptr)
-    return RowKind::prompt_completion;
-  if (member(row, "text") != nullptr) return RowKind::text;
-  return std::nullopt;
-}
-
-Row read_row(const Value& row, RowKind wanted, const std::string& where, const std::string& table) {
-  if (!row.is_dict()) throw refusal(where, "the row is " + row.kind_name() + ", and not an object");
-  const std::optional<RowKind> kind = kind_of(row);
-  if (!kind) {
-    std::string keys;
-    for (const auto& [key, value] : row.as_dict())
-      keys += (keys.empty() ? "" : ", ") + key + (value.is_none() ? " (null)" : "");
-    Error none = refusal(where,
-                         "the row has neither \"messages\", nor \"prompt\" and \"completion\", nor "
-                         "\"text\"; its keys: " +
-                             (keys.empty() ? "none" : keys));
-    const std::string file(where.substr(0, where.rfind(':')));
-    const std::string asked =
-        "(.instruction + (if (.input // \"\") == \"\" then \"\" else \"\\n\\n\" + .input end))";
-    const bool alpaca = row.get("instruction") != nullptr && row.get("output") != nullptr;
-    if (alpaca && (row.get("system") != nullptr || row.get("history") != nullptr))
-      none.help(
-          "Alpaca's rows with a system text or earlier turns are conversations: jq -c '{messages: "
-          "([.system // empty | select(. != \"\") | {role: \"system\", content: .}] + [(.history "
-          "// "
-          "[])[] | {role: \"user\", content: .[0]}, {role: \"assistant\", content: .[1]}] + "
-          "[{role: "
-          "\"user\", content: " +
-          asked + "}, {role: \"assistant\", content: .output}])}' " + file + " > rows.jsonl");
-    else if (alpaca)
-      none.help("Alpaca's rows are prompts and completions: jq -c '{prompt: " + asked +
-                ", completion: .output}' " + file + " > rows.jsonl");
-    else if (row.get("question") != nullptr && row.get("answer") != nullptr)
-      none.help(
-          "give the columns their names here: jq -c '{prompt: .question, completion: "
-          ".answer}' " +
-          file + " > rows.jsonl");
-    throw none;
-  }
-  if (*kind != wanted)
-    throw refusal(where, "the row is of kind " + std::string(name_of(*kind)) +
-                             ", but the rows of this data set are of kind " +
-                             std::string(name_of(wanted)))
-        .key(table + ".format")
-        .help("put rows of one kind into a data set")
-        .help("set " + table + ".format = \"" + std::string(name_of(*kind)) +
-              "\", if the rows are of that kind");
-
-  Row out;
-  out.kind = *kind;
-  if (*kind == RowKind::messages) {
-    const bool conversations = member(row, "messages") == nullptr;
-    const std::string key = conversations ? "conversations" : "messages";
-    out.key = key;
-    add_messages(out, *row.get(key), where, key);
-    if (out.messages.as_list().empty()) throw refusal(where, "\"" + key + "\" is empty");
-    read_tools(out, row, where);
-    read_system(out, row, where);
-    read_variables(out, row, where);
-    find_unread(out, row, {key, "tools", "system", "chat_template_kwargs"});
-    return out;
-  }
-  if (*kind == RowKind::text) {
-    const Value& text = *row.get("text");
-    if (!text.is_string())
-      throw refusal(where, "\"text\" is " + text.kind_name() + ", and not a string");
-    out.completion = text.as_string();
-    find_unread(out, row, {"text"});
-    return out;
-  }
-  const Value &prompt = *row.get("prompt"), &completion = *row.get("completion");
-  if (prompt.is_string() && completion.is_string()) {
-    out.prompt = prompt.as_string();
-    out.completion = completion.as_string();
-    if (const Value* system = member(row, "system");
-        system != nullptr && !(system->is_string() && system->as_string().empty()))
-      throw refusal(where,
-                    "the row has a \"system\" beside a \"prompt\" that is a string, and no "
-                    "template joins these two")
-          .help(
-              "write messages, which a template joins: {\"system\": \"...\", \"prompt\": "
-              "[{\"role\": \"user\", \"content\": \"...\"}], \"completion\": [{\"role\": "
-              "\"assistant\", \"content\": \"...\"}]}")
-          .help("or put its text into \"prompt\", and leave \"system\" out");
-    find_unread(out, row, {"prompt", "completion", "system"});
-    return out;
-  }
-  if (!prompt.is_list() || !completion.is_list())
-    throw refusal(where, "\"prompt\" is " + prompt.kind_name() + " and \"completion\" is " +
-                             completion.kind_name() +
-                             "; they are two strings or two lists of messages");
-  out.key = "prompt";
-  add_messages(out, prompt, where, "prompt");
-  out.completion_at = out.messages.as_list().size();
-  add_messages(out, completion, where, "completion");
-  if (*out.completion_at == out.messages.as_list().size())
-    throw refusal(where, "\"completion\" is empty");
-  read_tools(out, row, where);
-  if (!out.messages.as_list().empty()) read_system(out, row, where);
-  read_variables(out, row, where);
-  find_unread(out, row, {"prompt", "completion", "tools", "system", "chat_template_kwargs"});
+Row read_row(const Value& row, const Form& form, const std::string& where) {
+  check_form(row, form, where);
+  Row out = form.shape() == Form::Shape::conversation ? read_conversation(row, form, where)
+            : form.shape() == Form::Shape::pair       ? read_pair(row, form, where)
+                                                      : read_text(row, form, where);
+  read_weight(out, row, form, where);
   return out;
 }
 
@@ -370,7 +497,7 @@ Value parse_row(std::string_view text, const std::string& file, int64_t line, in
     int64_t within = 0, place = 0;
     const char* const end = message.data() + (colon == std::string::npos ? 0 : colon);
     if (std::from_chars(message.data(), end, within).ptr != end || within < 1)
-      throw refusal(begin, message);
+      throw refused_row(begin, message);
     const char* const rest = std::from_chars(end + 1, message.data() + message.size(), place).ptr;
     if (within == 1) place += column - 1;
     const std::string where = file + ":" + std::to_string(line + within - 1);

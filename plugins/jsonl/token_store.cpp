@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <string_view>
@@ -15,53 +16,40 @@
 #include "sdk/base/files/json_codec.h"
 #include "sdk/base/files/utf8.h"
 #include "sdk/text/chat/unicode.h"
+#include "store_layout.h"
 
 namespace meshwright::jsonl {
 
 // Its names are written with those that have no place of their own.
 BOOST_DESCRIBE_STRUCT(StoreCounts, (),
                       (rows, kept_as_text, open_ends, endless_texts, double_begins, chats,
-                       calls_left_out, tools_left_out, own_systems, own_variables, young))
+                       calls_left_out, tools_left_out, own_systems, own_variables, renamed, young))
 
 namespace {
 
 static_assert(std::endian::native == std::endian::little && sizeof(Run) == 8);
 
 constexpr std::string_view kMagic = "MWTOKENS";
-constexpr size_t kAlign = 64, kMaxHeader = 1 << 20;
+constexpr size_t kMaxHeader = 1 << 20;
 constexpr size_t kFront = 24;  // magic, length and checksum of the header
-
-size_t aligned(size_t at) { return (at + kAlign - 1) / kAlign * kAlign; }
 
 template <class T>
 std::span<const std::byte> as_bytes(const std::vector<T>& values) {
   return std::as_bytes(std::span(values));
 }
 
-// A part of the file behind the header.
-struct Section {
-  uint64_t begin = 0, bytes = 0;
-  std::string xxh3;
-};
-BOOST_DESCRIBE_STRUCT(Section, (), (begin, bytes, xxh3))
-
-struct Sections {
-  Section tokens, ids, runs, targets, rows;
-};
-BOOST_DESCRIBE_STRUCT(Sections, (), (tokens, ids, runs, targets, rows))
-
 struct Header {
   int version = kStoreVersion;
   std::string key;
   std::optional<boost::json::value> parts = {};
-  std::string template_;
+  std::string template_, form;
   uint64_t documents = 0;
   int id_bytes = 0;
   boost::json::value counts = {};
   Sections sections = {};
 };
 BOOST_DESCRIBE_STRUCT(Header, (),
-                      (version, key, parts, template_, documents, id_bytes, counts, sections))
+                      (version, key, parts, template_, form, documents, id_bytes, counts, sections))
 
 boost::json::value counts_json(const StoreCounts& counts) {
   boost::json::value out = base::json_of(counts);
@@ -99,7 +87,7 @@ StoreCounts counts_of(boost::json::value json) {
 template <class T>
 const T* section(std::span<const std::byte> file, const Section& place, const std::string& name,
                  uint64_t count) {
-  if (place.begin % kAlign != 0 || place.begin > file.size() ||
+  if (place.begin % kStoreAlign != 0 || place.begin > file.size() ||
       place.bytes > file.size() - place.begin || place.bytes / sizeof(T) != count ||
       place.bytes % sizeof(T) != 0)
     throw "its section \"" + name + "\" does not fit its size";
@@ -165,6 +153,7 @@ void StoreWriter::add(const Document& document) {
   tokens_.push_back(wide_ ? wide_ids_.size() : narrow_ids_.size());
   runs_.push_back(targets_.size());
   rows_.push_back(document.row);
+  weights_.push_back(document.weight);
 }
 
 void StoreWriter::append(StoreWriter&& other) {
@@ -183,40 +172,65 @@ void StoreWriter::append(StoreWriter&& other) {
   join(narrow_ids_, other.narrow_ids_);
   join(wide_ids_, other.wide_ids_);
   join(targets_, other.targets_);
+  join(weights_, other.weights_);
 }
 
-std::vector<std::byte> StoreWriter::bytes(const StoreOrigin& origin) const {
+namespace {
+
+size_t header_room(const StoreOrigin& origin) {
+  constexpr size_t kMostOfByte = 6;  // as JSON
+  return 8192 + origin.parts.size() + kMostOfByte * origin.form.size();
+}
+
+}  // namespace
+
+size_t first_section(const StoreOrigin& origin) {
+  return store_aligned(kFront + header_room(origin));
+}
+
+std::string store_front(const StoreOrigin& origin, uint64_t documents, bool wide,
+                        const Sections& sections) {
   Header header{.key = origin.key,
                 .template_ = origin.template_hash,
-                .documents = documents(),
-                .id_bytes = wide_ ? 4 : 2,
-                .counts = counts_json(origin.counts)};
+                .form = origin.form,
+                .documents = documents,
+                .id_bytes = wide ? 4 : 2,
+                .counts = counts_json(origin.counts),
+                .sections = sections};
   if (!origin.parts.empty()) header.parts = base::parse_own(origin.parts);
-  // The header's length decides where sections begin, which it tells: it gets room to spare.
-  const size_t header_room = 8192 + origin.parts.size();
-  size_t at = aligned(kFront + header_room);
-  std::vector<std::pair<size_t, std::span<const std::byte>>> parts;  // where each lies
-  auto add = [&](Section& place, std::span<const std::byte> bytes) {
-    place = {at, bytes.size(), base::to_hex(XXH3_64bits(bytes.data(), bytes.size()))};
-    parts.emplace_back(at, bytes);
-    at = aligned(at + bytes.size());
-  };
-  add(header.sections.tokens, as_bytes(tokens_));
-  add(header.sections.ids, wide_ ? as_bytes(wide_ids_) : as_bytes(narrow_ids_));
-  add(header.sections.runs, as_bytes(runs_));
-  add(header.sections.targets, as_bytes(targets_));
-  add(header.sections.rows, as_bytes(rows_));
   std::string text = base::json_text(header);
-  if (text.size() > header_room)
+  if (text.size() > header_room(origin))
     throw Error(ErrorCode::internal,
                 "the header of a token store has " + std::to_string(text.size()) + " bytes");
-  text.resize(header_room, ' ');
-
-  std::vector<std::byte> out(at, std::byte{0});
+  text.resize(header_room(origin), ' ');
+  std::string out(first_section(origin), '\0');
   const uint64_t front[] = {text.size(), XXH3_64bits(text.data(), text.size())};
   std::memcpy(out.data(), kMagic.data(), kMagic.size());
   std::memcpy(out.data() + kMagic.size(), front, sizeof front);
   std::memcpy(out.data() + kFront, text.data(), text.size());
+  return out;
+}
+
+std::vector<std::byte> StoreWriter::bytes(const StoreOrigin& origin) const {
+  Sections sections;
+  size_t at = first_section(origin);
+  std::vector<std::pair<size_t, std::span<const std::byte>>> parts;  // where each lies
+  auto add = [&](Section& place, std::span<const std::byte> bytes) {
+    place = {at, bytes.size(), base::to_hex(XXH3_64bits(bytes.data(), bytes.size()))};
+    parts.emplace_back(at, bytes);
+    at = store_aligned(at + bytes.size());
+  };
+  add(sections.tokens, as_bytes(tokens_));
+  add(sections.ids, wide_ ? as_bytes(wide_ids_) : as_bytes(narrow_ids_));
+  add(sections.runs, as_bytes(runs_));
+  add(sections.targets, as_bytes(targets_));
+  add(sections.rows, as_bytes(rows_));
+  const bool weighted =
+      std::any_of(weights_.begin(), weights_.end(), [](float w) { return w != 1; });
+  add(sections.weights, weighted ? as_bytes(weights_) : std::span<const std::byte>());
+  std::vector<std::byte> out(at, std::byte{0});
+  const std::string front = store_front(origin, documents(), wide_, sections);
+  std::memcpy(out.data(), front.data(), front.size());
   for (const auto& [begin, bytes] : parts)
     if (!bytes.empty()) std::memcpy(out.data() + begin, bytes.data(), bytes.size());
   return out;
@@ -245,6 +259,7 @@ void TokenStore::read(std::span<const std::byte> bytes) {
   if (header.parts && header.parts->is_object())
     origin_.parts = boost::json::serialize(*header.parts);
   origin_.template_hash = header.template_;
+  origin_.form = header.form;
   origin_.counts = counts_of(std::move(header.counts));
   documents_ = header.documents;
   if (documents_ >= UINT32_MAX) throw std::string("it has too many documents");
@@ -261,6 +276,12 @@ void TokenStore::read(std::span<const std::byte> bytes) {
   else
     throw "its ids have " + std::to_string(header.id_bytes) + " bytes";
   targets_ = section<Run>(bytes, sections.targets, "targets", runs_[documents_]);
+  if (sections.weights.bytes > 0) {
+    weights_ = section<float>(bytes, sections.weights, "weights", documents_);
+    if (!std::all_of(weights_, weights_ + documents_,
+                     [](float weight) { return std::isfinite(weight) && weight >= 0; }))
+      throw std::string("its section \"weights\" has what is no weight");
+  }
   for (uint64_t document = 0; document < documents_; ++document) {
     uint32_t before = 0;
     for (const Run& run : targets(document)) {
@@ -299,6 +320,13 @@ std::shared_ptr<const TokenStore> TokenStore::in_memory(std::vector<std::byte> b
   store->memory_ = std::move(bytes);
   store->read_or_throw(store->memory_, ErrorCode::internal, "a token store in memory");
   return store;
+}
+
+uint64_t TokenStore::document_of(uint64_t token) const {
+  // The last one that begins there or before: of several that do, all but that one are empty.
+  return static_cast<uint64_t>(std::upper_bound(tokens_, tokens_ + documents_ + 1, token) -
+                               tokens_) -
+         1;
 }
 
 void TokenStore::check() const {

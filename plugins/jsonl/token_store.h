@@ -6,7 +6,8 @@
 // document's ids begin; `ids`, u16 where the vocabulary allows it, else u32; `runs` u64 [documents
 // + 1], where each document's target runs begin; `targets` u32 [2 x runs], begin and end of a run
 // of target tokens, within its document; `rows` u64 [documents], at which byte of all files, one
-// behind the other, the document's row begins. The header tells its version, the key and of what it
+// behind the other, the document's row begins; `weights` f32 [documents], what each counts in the
+// loss, or nothing where all count 1. The header tells its version, the key and of what it
 // was made, counts, the sections' places and their XXH3-64.
 #pragma once
 
@@ -25,7 +26,7 @@
 
 namespace meshwright::jsonl {
 
-inline constexpr int kStoreVersion = 6;
+inline constexpr int kStoreVersion = 7;
 
 // Tokens [begin, end) of a document.
 struct Run {
@@ -37,6 +38,7 @@ struct Document {
   std::vector<int64_t> ids;
   std::vector<Run> targets;  // ascending, apart
   uint64_t row = 0;          // byte of all files at which its row begins
+  float weight = 1;          // of its targets in the loss; 0: it is left out
 };
 
 // What was met while documents were made; told when a run starts.
@@ -51,6 +53,7 @@ struct StoreCounts {
   int64_t tools_left_out = 0;  // rows whose tools the template did not write
   int64_t own_systems = 0;     // rows with a system text of their own, in a key beside the messages
   int64_t own_variables = 0;   // rows with variables for the template
+  int64_t renamed = 0;         // messages whose roles have other names in their rows
   int64_t young = 0;  // characters that Unicode's tables here do not know, or not all of them
   // Of the kMost names that come first, and of the others. Longer names are cut.
   struct Names {
@@ -75,6 +78,7 @@ struct StoreOrigin {
   StoreCounts counts;
   // A JSON object of what the key was made of (key_parts()), for people; "": not known.
   std::string parts = {};
+  std::string form = {};  // what the rows' columns became, for people; "": they are named so
 };
 
 // Collects documents; bytes() is the whole file.
@@ -93,6 +97,7 @@ class StoreWriter {
   std::vector<uint16_t> narrow_ids_;
   std::vector<uint32_t> wide_ids_;
   std::vector<Run> targets_;
+  std::vector<float> weights_;
 };
 
 // Immutable; used by several threads at once.
@@ -107,15 +112,22 @@ class TokenStore {
   uint64_t documents() const { return documents_; }
   uint64_t tokens() const { return tokens_[documents_]; }
   uint64_t tokens(uint64_t document) const { return tokens_[document + 1] - tokens_[document]; }
-  // Of a token of a document.
-  int64_t id(uint64_t document, uint64_t token) const {
-    const uint64_t at = tokens_[document] + token;
-    return narrow_ids_ != nullptr ? narrow_ids_[at] : wide_ids_[at];
+  // The stream of all documents' tokens, one behind the other: where a document begins, and which
+  // one a token is of.
+  uint64_t begin(uint64_t document) const { return tokens_[document]; }
+  uint64_t document_of(uint64_t token) const;
+  int64_t id(uint64_t token) const {
+    return narrow_ids_ != nullptr ? narrow_ids_[token] : wide_ids_[token];
   }
+  // Of a token of a document.
+  int64_t id(uint64_t document, uint64_t token) const { return id(tokens_[document] + token); }
   std::span<const Run> targets(uint64_t document) const {
     return {targets_ + runs_[document], targets_ + runs_[document + 1]};
   }
   uint64_t row(uint64_t document) const { return rows_[document]; }
+  // Of its targets in the loss: finite, 0 or more.
+  float weight(uint64_t document) const { return weights_ != nullptr ? weights_[document] : 1; }
+  bool has_weights() const { return weights_ != nullptr; }
   int64_t largest_id() const { return largest_id_; }
   // Before a read of a mapped file: see MappedFile::check_size().
   void check() const;
@@ -136,6 +148,7 @@ class TokenStore {
   const uint16_t* narrow_ids_ = nullptr;
   const uint32_t* wide_ids_ = nullptr;
   const Run* targets_ = nullptr;
+  const float* weights_ = nullptr;  // nullptr: all are 1
 };
 
 }  // namespace meshwright::jsonl

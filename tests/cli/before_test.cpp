@@ -102,10 +102,10 @@ TEST_CASE(
        "E0701", "this is a .npy file"},
       {"dataset.kind=text --set dataset.path=" + (folder.path / "none*.txt").string(), 7, "E0701",
        "no file with contents"},
-      {"dataset.kind=text --set dataset.path=README.md" + of_model, 7, "E0701", "has a tokenizer"},
-      // What tokenize is told to make of rows is not their JSON.
-      {of_rows + of_model, 7, "E0701", "set dataset.plugin = \"jsonl\"",
-       "meshwright tokenize 'configs/chats/chats.jsonl' --documents json", "help: "}};
+      // The tokenizer beside the model is the text's.
+      {"dataset.kind=text --set dataset.path=README.md" + of_model, 7, "E0706", "tokenizer.json"},
+      {of_rows + " --set dataset.tokenizer=configs/models/chat-tiny", 7, "E0701",
+       "chats.jsonl:1: the row has no string \"text\"", "set dataset.plugin = \"jsonl\"", "help: "}};
   for (const std::string& verb :
        {std::string("validate "), "train --nproc 2 --set run.dir=" + folder.path.string() + " "})
     check_said(verb + kJob + "--set ", rows);

@@ -61,6 +61,17 @@ TEST_CASE("quickstart reads a folder of texts, and leaves what is there alone") 
   CHECK(read == std::string(3000, 'a') + "\n" + std::string(3000, 'b') + "\n");
 }
 
+TEST_CASE("two quickstarts that start at once take a folder each") {
+  const Folder folder;
+  const std::string one = "'" MESHWRIGHT_BUILD_DIR "/bin/meshwright' quickstart --steps 10 --nproc 1";
+  const Ran ran = shell("cd " + quoted(folder.path) + " && export OMP_NUM_THREADS=1 && (" + one +
+                        " & first=$!; " + one + " && wait $first) 2>&1 </dev/null");
+  INFO(ran.out);
+  CHECK(ran.status == 0);
+  for (const char* made : {"quickstart", "quickstart_2"})
+    CHECK(fs::exists(folder.path / made / "run/metrics.jsonl"));
+}
+
 TEST_CASE("what quickstart cannot train is refused, and nothing is left") {
   const Folder folder;
   folder.put("empty", "");

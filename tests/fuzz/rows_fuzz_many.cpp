@@ -100,7 +100,7 @@ ManyRows::Counts ManyRows::run(Random& random) {
   JsonlOptions options;
   options.folder = folder_;
   options.chat_template = random.one_in(3) ? "chatml" : "";
-  options.format = kind_named(kFormats[of_kind]);
+  options.asked.format = kind_named(kFormats[of_kind]);
   options.encode = some_settings(random);
   options.threads = static_cast<int>(1 + random.below(3));
   const std::shared_ptr<const Language> words = language(options.chat_template);
@@ -109,15 +109,18 @@ ManyRows::Counts ManyRows::run(Random& random) {
   Counts counts;
   std::vector<Document> documents;
   StoreCounts met;
+  std::optional<Form> form;
   const bool list = random.one_in(2);
   std::string fine = list ? "[" : "";
   const std::vector<RowPiece> pieces = pieces_of(text);
   if (pieces.empty()) return {0, 1};
   for (const RowPiece& piece : pieces) try {
       const std::string where = kName + (":" + std::to_string(piece.line));
-      const Encoded encoded = encoder.encode(
-          read_row(parse_row(piece.text, kName, piece.line, piece.column), *options.format, where),
-          where);
+      const chat::Value row = parse_row(piece.text, kName, piece.line, piece.column);
+      // Of a file the first row decides.
+      Form one = form ? *form : form_of(row, options.asked, where);
+      const Encoded encoded = encoder.encode(read_row(row, one, where), where);
+      if (!form) form = std::move(one);
       check_encoded(encoded, words->tokenizer.size());
       ++counts.encoded;
       if (!list && piece.text.find('\n') != std::string_view::npos) continue;

@@ -162,11 +162,11 @@ TEST_CASE("with a tokenizer.json text goes in and comes out, and ids stay ids") 
   CHECK(std::string(out.at("text").as_string()) == text);
   CHECK(run("generate " + quoted(net) + " --prompt the --temperature 0 --max-new 8").out ==
         text + "\n");
-  put(net / "tokenizer.json", R"({"model": {"type": "Unigram", "vocab": []}})");
+  put(net / "tokenizer.json", R"({"model": {"type": "Sorted", "vocab": []}})");
   Ran refused = run("generate " + quoted(net) + " --prompt the", true);
   CHECK(refused.status == 7);
   CHECK(refused.out.find("E0706") != std::string::npos);
-  CHECK(refused.out.find("\"Unigram\"") != std::string::npos);
+  CHECK(refused.out.find("\"Sorted\"") != std::string::npos);
 }
 
 TEST_CASE(

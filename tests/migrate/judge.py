@@ -3,8 +3,8 @@
 
 judge.py MESHWRIGHT FOLDER...
 
-Reads every .toml (torchtitan) and .yaml (Automodel) below the folders, migrates it, has the result
-resolved by `config show`, and compares values with those that the recipe and the other program's own
+Reads every .toml (torchtitan) and .yaml (Automodel, axolotl, TRL) below the folders, migrates it, has the result
+resolved by `config show`, looks what `validate` says, and compares values with those that the recipe and the other program's own
 defaults come to; schedules are computed step by step in both programs' ways. A value that is another
 one is wrong, unless the migrated file says so beside it (guessed, left, still to be said).
 """
@@ -104,6 +104,11 @@ class Judge:
             self.told += 1
         else:
             self.wrong.append(f'schedule is {distance:.1%} apart')
+
+    def told_of(self, key):
+        """Whether a key of theirs is carried, guessed or left: none is passed over in silence."""
+        return any(l['key'] == key or l['key'].startswith(key + '.') for part in ('carried', 'guessed', 'left', 'missing')
+                   for l in self.out[part])
 
     def size(self, key, value):
         self.want(key, None if value is None or value < 1 else value, *([] if (value or 1) > 1 else [1, None]))
@@ -315,6 +320,152 @@ def torchtitan(doc, j):
         j.want('run.seed', old('training.seed'))
 
 
+def trainer(doc, j, program, names, defaults):
+    """What TRL and axolotl have of Hugging Face's Trainer: names of keys, and the program's defaults."""
+    def said(key):
+        return get(doc, names.get(key, key), defaults.get(key))
+    lr = number(said('lr'))
+    if lr is not None:
+        j.want('optimizer.lr', lr)
+    j.want('optimizer.betas', [number(get(doc, 'adam_beta1', .9)), number(get(doc, 'adam_beta2', .999))])
+    j.want('optimizer.eps', number(get(doc, 'adam_epsilon', 1e-8)))
+    j.want('optimizer.weight_decay', number(get(doc, 'weight_decay', 0)))
+    j.want('optimizer.max_grad_norm', number(get(doc, 'max_grad_norm', 1.0)))
+    j.want('run.seed', get(doc, 'seed', 42))
+    kind = str(said('optimizer')).lower()
+    exact = ('adamw', 'adamw_hf', 'adamw_torch', 'adamw_torch_fused', 'adamw_apex_fused', 'adamw_torch_xla')
+    j.want('optimizer.name', 'sgd' if kind == 'sgd' else 'adamw' if kind in exact else None)
+    steps, epochs = get(doc, 'max_steps'), said('epochs')
+    known = isinstance(steps, int) and steps > 0
+    if known:
+        j.want('step_scheduler.max_steps', steps)
+    else:
+        j.want('step_scheduler.epochs', epochs)
+    local, several = said('local'), get(doc, 'gradient_accumulation_steps')
+    if several is None:
+        several = 1 if program == 'TRL' or not get(doc, 'batch_size') else get(doc, 'batch_size') // local
+    j.want('step_scheduler.local_batch_size', local)
+    j.want('step_scheduler.global_batch_size', local * several)
+    if lr:
+        n = steps if known else 1000
+        warm, ratio = number(get(doc, 'warmup_steps')), number(get(doc, 'warmup_ratio'))
+        share = warm if warm is not None and 0 < warm < 1 else None if warm else ratio
+        if warm is None and ratio is None and program == 'axolotl':
+            warm, share = min(int(.03 * n), 100), None
+            if not known:
+                j.want('lr_scheduler.lr_warmup_steps', None)
+        begin = (int if program == 'axolotl' else math.ceil)(share * n) if share else int(warm or 0)
+        kind = str(said('schedule')).lower()
+        low = number(get(doc, 'cosine_min_lr_ratio', 0)) * lr if kind == 'cosine' else 0
+        low = number(get(doc, 'lr_scheduler_kwargs.min_lr', low))
+        rate_low = get(doc, 'lr_scheduler_kwargs.min_lr_rate')
+        low = rate_low * lr if rate_low else low
+
+        def rate(s):
+            if kind == 'constant':
+                return lr
+            if s < begin:
+                return lr * s / begin
+            part = (s - begin) / max(1, n - begin)
+            if kind == 'constant_with_warmup':
+                return lr
+            if kind in ('linear', 'polynomial'):
+                return low + (lr - low) * (1 - part)
+            return low + (lr - low) * .5 * (1 + math.cos(math.pi * part)) if 'cosine' in kind else -9 * lr
+        j.schedule(rate, lr, n)
+    wide = get(doc, 'bf16', defaults['bf16'])
+    j.want('distributed.mp_policy.param_dtype', 'float16' if get(doc, 'fp16') is True else
+           'bfloat16' if wide in (True, 'auto', 'full') else 'float32')
+    again = get(doc, 'gradient_checkpointing', defaults['again'])
+    j.want('distributed.activation_checkpointing', *(['full', True] if again else ['none', False]),
+           *(['full'] if get(doc, 'fsdp_config.activation_checkpointing') or
+             get(doc, 'fsdp_config.fsdp_activation_checkpointing') else []))
+    j.want('dist_env.timeout_minutes', get(doc, 'ddp_timeout', 1800) / 60)
+    on = get(doc, 'use_peft') is True if program == 'TRL' else get(doc, 'adapter') in ('lora', 'qlora')
+    j.want('lora.r', get(doc, 'lora_r', defaults['rank']) if on else 0)
+    if on:
+        j.want('lora.alpha', get(doc, 'lora_alpha', defaults['alpha']))
+        j.want('lora.dropout', get(doc, 'lora_dropout', defaults['dropout']))
+        targets = get(doc, 'lora_target_modules')
+        if get(doc, 'lora_target_linear') is True or targets in ('all-linear', ['all-linear']):
+            j.want('lora.target_modules', 'all-linear')
+        elif targets:
+            j.want('lora.target_modules', targets if isinstance(targets, list) else [targets])
+        else:
+            j.want('lora.target_modules', ['q_proj', 'v_proj'])
+    if get(doc, 'load_in_4bit') is True or get(doc, 'load_in_8bit') is True:
+        j.want('lora.base_dtype', None, theirs=['load_in_'])
+    strategy = get(doc, 'save_strategy', 'epoch' if program == 'axolotl' else 'steps')
+    every = get(doc, 'save_steps', None if program == 'axolotl' else 500)
+    if program == 'axolotl' and every:
+        strategy = 'steps'
+    j.want('checkpoint.every_steps', 0 if strategy in (False, 'no') else every if strategy == 'steps' and
+           isinstance(every, int) else None)
+    keep = get(doc, 'save_total_limit', 4 if program == 'axolotl' else None)
+    if strategy not in (False, 'no') and keep:
+        j.want('checkpoint.keep', keep)
+    if 'tensorboard' in str(get(doc, 'report_to', '')) or get(doc, 'use_tensorboard') is True:
+        j.want('report.tensorboard', True)
+    j.want('dataset.seq_len', said('length'))
+    for key, value in doc.items():  # nothing is lost in silence
+        if value not in (None, False, '', [], {}) and not (isinstance(value, dict) and not any(
+                v not in (None, False, '') for v in value.values())) and not j.told_of(key):
+            if key not in ('max_steps', 'save_strategy', 'warmup_steps', 'adapter', 'use_peft', 'datasets', 'val_set_size',
+                           'eval_strategy', 'report_to', 'chat_template', 'shuffle_merged_datasets', 'fsdp_config',
+                           'packing_strategy', 'dataset_train_split', 'dataset_test_split', 'truncation_mode',
+                           'lr_scheduler_kwargs', 'excess_length_strategy', 'dataset_text_field', 'loss_type',
+                           'shuffle_dataset', 'dp_shard_size', 'sample_packing_sequentially'):
+                j.wrong.append(f'{key} is not accounted for')
+
+
+def axolotl(doc, j):
+    trainer(doc, j, 'axolotl',
+            {'lr': 'learning_rate', 'schedule': 'lr_scheduler', 'local': 'micro_batch_size', 'epochs': 'num_epochs',
+             'length': 'sequence_len'},
+            {'optimizer': 'adamw_torch_fused', 'schedule': 'cosine', 'local': 1, 'epochs': 1, 'bf16': 'auto', 'again': False,
+             'rank': 8, 'alpha': 8, 'dropout': 0, 'length': 512})
+    shards, copies = get(doc, 'dp_shard_size', 1), get(doc, 'dp_replicate_size', 1)
+    j.size('distributed.dp_size', shards * copies if shards * copies > 1 else None)
+    j.size('distributed.tp_size', get(doc, 'tensor_parallel_size'))
+    j.size('distributed.cp_size', get(doc, 'context_parallel_size', get(doc, 'sequence_parallel_degree')))
+    j.size('distributed.ep_size', get(doc, 'expert_parallel_size'))
+    j.want('dataset.jsonl.packing', *(['bfd', 'sequential'] if get(doc, 'sample_packing') is True else ['none']))
+    j.want('dataset.jsonl.truncate', {'truncate': 'right'}.get(get(doc, 'excess_length_strategy'), 'drop'))
+    if get(doc, 'train_on_inputs') is True:
+        j.want('dataset.jsonl.train_on', 'all')
+    for key in ('rl', 'reward_model'):
+        if get(doc, key):
+            j.want('loss', 'another', theirs=[key])
+
+
+def trl(doc, j):
+    preferences = any(key in doc for key in ('beta', 'max_prompt_length', 'max_completion_length')) or \
+        get(doc, 'loss_type', 'nll') not in ('nll', 'dft', 'chunked_nll')
+    if preferences:
+        j.want('loss', 'another', theirs=['recipe'])
+    length = 'max_seq_length' if 'max_seq_length' in doc else 'max_length'
+    trainer(doc, j, 'TRL',
+            {'lr': 'learning_rate', 'schedule': 'lr_scheduler_type', 'optimizer': 'optim',
+             'local': 'per_device_train_batch_size', 'epochs': 'num_train_epochs', 'length': length},
+            {'lr': None if preferences else 2e-5, 'optimizer': 'adamw_torch', 'schedule': 'linear', 'local': 8, 'epochs': 3,
+             'bf16': True, 'again': True, 'rank': 16, 'alpha': 32, 'dropout': .05, 'length': 1024})
+    stored = dtype(get(doc, 'dtype', get(doc, 'torch_dtype', 'float32')))
+    j.want('model.torch_dtype', stored if stored != 'auto' else None)
+    pack = get(doc, 'packing') is True
+    j.want('dataset.jsonl.packing', 'none' if not pack else 'bfd' if get(doc, 'packing_strategy', 'bfd') == 'bfd' else None)
+    j.want('dataset.jsonl.train_on', 'assistant' if get(doc, 'assistant_only_loss') is True else 'all')
+
+
+# The keys of a program that tell its YAML from the others', by which the judge knows it for itself.
+PROGRAMS = {'axolotl': (axolotl, lambda doc: 'base_model' in doc),
+            'TRL': (trl, lambda doc: 'model_name_or_path' in doc or 'per_device_train_batch_size' in doc),
+            'Automodel': (automodel, lambda doc: any(isinstance(doc.get(t), dict) for t in (
+                'step_scheduler', 'model', 'distributed', 'optimizer'))),
+            'torchtitan': (torchtitan, lambda doc: any(isinstance(doc.get(t), dict) for t in (
+                'training', 'parallelism', 'job', 'lr_scheduler', 'optimizer')))}
+OF_OTHERS = ('finetuning_type', 'compute_environment', 'distributed_type', 'zero_optimization')
+
+
 def main():
     program, total, causes = sys.argv[1], collections.Counter(), collections.Counter()
     work = tempfile.mkdtemp()
@@ -327,11 +478,11 @@ def main():
                 doc = tomllib.load(f) if titan else yaml.safe_load(f)
         except (yaml.YAMLError, tomllib.TOMLDecodeError):
             continue
-        tables = ('training', 'parallelism', 'job', 'lr_scheduler', 'optimizer') if titan else \
-            ('step_scheduler', 'model', 'distributed', 'optimizer')
-        if not isinstance(doc, dict) or not any(isinstance(doc.get(t), dict) for t in tables):
+        if not isinstance(doc, dict) or any(key in doc for key in OF_OTHERS) or '_component_' in str(doc):
             continue
-        name = 'torchtitan' if titan else 'Automodel'
+        name = 'torchtitan' if titan else next((n for n in ('axolotl', 'TRL', 'Automodel') if PROGRAMS[n][1](doc)), None)
+        if name is None or not PROGRAMS[name][1](doc):
+            continue
         ran = subprocess.run([program, 'config', 'migrate', path, '--json'], capture_output=True, text=True, cwd=work)
         total[name, 'files'] += 1
         if ran.returncode != 0:
@@ -349,15 +500,25 @@ def main():
             print(f'{path}: the result is refused: {shown.stdout[:400]}')
             continue
         j = Judge(out, json.loads(shown.stdout))
-        (torchtitan if titan else automodel)(doc, j)
+        if out['program'] != name:
+            j.wrong.append(f'taken for one of {out["program"]}')
+        # What has no counterpart has no value here: only a word beside it is right.
+        PROGRAMS[name][0](doc, j)
+        judged = subprocess.run([program, 'validate', 'job.toml', '--json'], capture_output=True, text=True, cwd=work)
+        if judged.returncode != 0:
+            refusals = [e['code'] for e in json.loads(judged.stdout).get('errors', [])] or [judged.stdout[:80]]
+            total[name, 'validate: ' + ' '.join(sorted(set(map(str, refusals))))] += 1
         total[name, 'wrong'] += len(j.wrong)
         total[name, 'told'] += j.told
         for wrong in j.wrong:
             causes[wrong] += 1
             print(f'{path}: {wrong}')
     print()
-    for name in ('Automodel', 'torchtitan'):
+    for name in PROGRAMS:
         print(name, ', '.join(f'{key} {total[name, key]}' for key in ('files', 'refused', 'carried', 'guessed', 'left', 'told', 'wrong')))
+        for (of, what), count in sorted(total.items()):
+            if of == name and what.startswith('validate'):
+                print(f'    {what}: {count}')
     for wrong, count in causes.most_common(25):
         print(f'{count:5} {wrong}')
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# cpack: the archive runs where it is unpacked, with LibTorch's folder beside; a new plugin is built against it; Debian's packages pass lintian.
+# cpack: the archive has the libraries that it needs and runs where it is unpacked, with LibTorch's folder beside; a new plugin is built against it;
+# Debian's packages pass lintian.
 . "$(dirname "$0")/common.sh"
 torch=$(sed -n 's/^MESHWRIGHT_TORCH_DIR:PATH=//p' "$build/CMakeCache.txt")
 unset MESHWRIGHT_DEPS
@@ -10,6 +11,9 @@ prefix=$work/unpacked meshwright=$work/unpacked/bin/meshwright share=$work/unpac
 find unpacked -type f \( -name '*.so*' -o -path '*/bin/*' \) -exec readelf -d {} + | sed -n 's/.*RUNPATH.*\[\(.*\)\]/\1/p' | tr ':' '\n' >runpaths
 expect '$ORIGIN/meshwright/torch/lib' runpaths
 if grep -v '^\$ORIGIN' runpaths; then fail "libraries are looked for in a folder of the machine that built this"; fi
+ldd unpacked/bin/meshwright >libs_of_program
+if grep -E '/(boost|lib(boost|pcre2|utf8proc|yaml|prometheus|civetweb))' libs_of_program | grep -v "$work/unpacked/lib/"; then fail "a library of the system is taken"; fi
+[ -s unpacked/share/doc/meshwright/licences/boost1.81.txt ] || fail "the licence of Boost is missing"
 if grep -rF "$torch" unpacked/lib/cmake; then fail "the CMake files remember where LibTorch lay"; fi
 
 job="$share/configs/ddp_cpu.toml --set model.config=$source/configs/models/llama-tiny.json --set step_scheduler.global_batch_size=8 --set dataset.seq_len=32"

@@ -3,7 +3,7 @@
 Every template whose text is in sdk/text/chat/tests/chat-golden.json, with every conversation that it takes, over a tokenizer of tests/data with that
 template's special tokens: the token ids of `dataset show` are those of apply_chat_template(tokenize=True), and learnt is what transformers' own
 generation mask says where the template has generation blocks. Contents that look like special tokens are read as transformers reads them with
-special_tokens_in_content = "parse", and stay text otherwise.
+special_tokens_in_content = "parse", and stay text otherwise. Rows of other programs have the ids of the messages that those programs make of them.
 """
 import argparse, json, os, subprocess, tempfile
 
@@ -32,6 +32,22 @@ cache = "{folder}/cache"
 special_tokens_in_content = "{special}"
 template_variables = {variables}
 """
+
+# Rows as other programs write them (Alpaca and ShareGPT as LLaMA-Factory reads them, OpenOrca, Dolly, GSM8K), with the messages that they stand for.
+CHAT = [{"role": "user", "content": "Why?\nBecause."}, {"role": "assistant", "content": "So."}]
+SYSTEM = [{"role": "system", "content": "Be brief."}]
+FORMS = [
+    ({"instruction": "Why?", "input": "Because.", "output": "So."}, CHAT),
+    ({"instruction": "Why?\nBecause.", "input": "", "output": "So."}, CHAT),
+    ({"instruction": "Why?", "context": "Because.", "response": "So.", "category": "x"}, CHAT),
+    ({"instruction": "Why?", "input": "Because.", "output": "So.", "history": [["a", "b"]]},
+     [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, *CHAT]),
+    ({"question": "Why?\nBecause.", "answer": "So."}, CHAT),
+    ({"system_prompt": "Be brief.", "question": "Why?\nBecause.", "response": "So."}, SYSTEM + CHAT),
+    ({"system": "Be brief.", "prompt": "Why?\nBecause.", "completion": "So."}, SYSTEM + CHAT),
+    ({"system": "Be brief.", "conversations": [{"from": "human", "value": "Why?\nBecause."}, {"from": "gpt", "value": "So."}]}, SYSTEM + CHAT),
+    ({"conversation": [{"speaker": "Human", "text": "Why?\nBecause."}, {"speaker": "bot", "text": "So."}]}, CHAT),
+]
 
 
 def tokenizer_of(template, special):
@@ -67,7 +83,7 @@ def main():
     with open(os.path.join(root, "sdk", "text", "chat", "tests", "chat-golden.json"), encoding="utf-8") as f:
         golden = json.load(f)
     compared = masks = injected = 0
-    empty_lists = set()
+    empty_lists, formed = set(), set()
     with tempfile.TemporaryDirectory() as folder:
         for case in golden["cases"]:
             template = golden["templates"][case["template"]]
@@ -97,6 +113,12 @@ def main():
                     raise SystemExit(f"{name}: what is learnt is not transformers' assistant mask")
                 masks += 1
             compared += 1
+            if case["template"] in ("qwen2.5", "qwen3", "phi4", "own-llama-style") and case["template"] not in formed:
+                formed.add(case["template"])
+                for row_of, becomes in FORMS:
+                    wanted = tokenizer.apply_chat_template(becomes, tokenize=True, return_dict=True)["input_ids"]
+                    if [token["id"] for token in shown(a.build, folder, "text", {}, row_of)["tokens"]] != wanted:
+                        raise SystemExit(f"{case['template']}: other ids than transformers' for {becomes} from {row_of}")
             if not tools and case["template"] not in empty_lists:
                 # An empty list of tools is one for transformers, and some templates write it otherwise than none.
                 empty_lists.add(case["template"])
@@ -118,9 +140,9 @@ def main():
                     raise SystemExit(f"{name}: a content became a special token")
             elif [t["id"] for t in plain["tokens"]] != ids:
                 raise SystemExit(f"{name}: ids depend on special_tokens_in_content without such a content")
-    assert compared >= 40 and masks >= 5 and injected >= 3 and len(empty_lists) >= 5, (compared, masks, injected, empty_lists)
+    assert compared >= 40 and masks >= 5 and injected >= 3 and len(empty_lists) >= 5 and formed, (compared, masks, injected, empty_lists, formed)
     print(f"{compared} chats have the token ids of transformers, {masks} its masks; {injected} with injected tokens keep them as text; "
-          f"{len(empty_lists)} templates with an empty list of tools")
+          f"{len(empty_lists)} templates with an empty list of tools; {len(FORMS)} forms of rows by {len(formed)} templates")
 
 
 main()

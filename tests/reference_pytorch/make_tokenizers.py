@@ -1,10 +1,13 @@
-"""Small byte-level BPE tokenizers and what the reference library makes of a hard corpus: tests/data/tokenizers.
+"""Small tokenizers of every kind and what the reference library makes of a hard corpus: tests/data/tokenizers.
 
     make_tokenizers.py             writes them
     make_tokenizers.py --check     compares the committed ids with what the installed library gives today
 
-Three styles: gpt2 (ByteLevel's own pattern), llama3 (Split, ignore_merges, a template that puts a beginning before the text; merges as pairs),
-qwen2 (NFC, Split). Trained on texts of this project and on lines of many scripts below: made again, they differ as far as those texts have changed.
+Byte-level BPE: gpt2 (ByteLevel's own pattern), llama3 (Split, ignore_merges, a template that puts a beginning before the text; merges as pairs),
+qwen2 (NFC, Split). BPE that falls back to bytes: llama2 (Prepend and Replace, no pre-tokenizer), mistral (Metaspace), gemma (Replace, Split of nothing).
+Unigram: t5 (a map of characters that sentencepiece made, Metaspace), albert (more normalizers). WordPiece: bert. Trained on texts of this project and on
+lines of many scripts below: made again, they differ as far as those texts have changed. The map of characters is a small one, of sentencepiece's own
+form: making t5 and albert anew wants `pip install sentencepiece protobuf`.
 """
 import argparse, json, os, random, re, sys
 
@@ -48,6 +51,104 @@ def styles():
         AddedToken("<|im_end|>", special=True, normalized=False), AddedToken("<think>", special=False, normalized=False),
         AddedToken("<pad>", special=True, normalized=False, lstrip=True, rstrip=True), AddedToken("caf\u00e9!", special=False, normalized=True),
         AddedToken("word", special=False, normalized=False, single_word=True), AddedToken("  ", special=False, normalized=False)]
+
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def charsmap():
+    """A map of characters as sentencepiece writes it into a model, of a few rules of nmt_nfkc."""
+    import base64, tempfile, unicodedata
+    import sentencepiece
+    from sentencepiece import sentencepiece_model_pb2 as proto
+    rules = {}
+    for code in list(range(0xa0, 0x180)) + list(range(0xff01, 0xff5f)) + list(range(0xff65, 0xffa0)) + list(range(0x2460, 0x2474)) + [0x3000, 0x2026, 0x2163, 0x32a8, 0x3326, 0xfb01, 0x1d518]:
+        to = unicodedata.normalize("NFKC", chr(code))
+        if to != chr(code):
+            rules[chr(code)] = to
+        apart = unicodedata.normalize("NFD", chr(code))
+        if len(apart) > 1 and unicodedata.normalize("NFC", apart) == chr(code):
+            rules[apart] = chr(code)
+    rules.update({"\t": " ", "\n": " ", "\r": " ", "\u00a0": " ", "\u200b": " ", "\ufeff": "", "\x01": "", "\x7f": "", "\u00ad": "", "\uff76\uff9e": "\u30ac"})
+    with tempfile.TemporaryDirectory() as place:
+        rows, text, model = (os.path.join(place, name) for name in ["rules.tsv", "text.txt", "model"])
+        with open(rows, "w", encoding="utf-8") as f:
+            f.writelines(" ".join(f"{ord(c):X}" for c in key) + "\t" + " ".join(f"{ord(c):X}" for c in value) + "\n" for key, value in sorted(rules.items()))
+        with open(text, "w", encoding="utf-8") as f:
+            f.write("\n".join(LINES))
+        sentencepiece.SentencePieceTrainer.train(input=text, model_prefix=model, vocab_size=1000, hard_vocab_limit=False, normalization_rule_tsv=rows, minloglevel=3)
+        read = proto.ModelProto()
+        with open(model + ".model", "rb") as f:
+            read.ParseFromString(f.read())
+    return base64.b64encode(read.normalizer_spec.precompiled_charsmap).decode()
+
+
+def fallback(name):
+    """BPE over the whole text that falls back to bytes, as transformers makes it of a sentencepiece model."""
+    special = {"gemma": ["<pad>", "<eos>", "<bos>", "<unk>"]}.get(name, ["<unk>", "<s>", "</s>"])
+    t = Tokenizer(models.BPE())
+    t.normalizer = normalizers.Replace(" ", "\u2581")
+    t.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
+    text = [" " + line for line in training_text()] + ["  " * k + "x" for k in range(1, 9)] * 3
+    t.train_from_iterator(text, trainers.BpeTrainer(vocab_size=1000, special_tokens=special + BYTES, limit_alphabet=150, show_progress=False))
+    t.add_special_tokens([AddedToken(c, special=True, normalized=False) for c in special])
+    begin = "<bos>" if name == "gemma" else "<s>"
+    t.post_processor = processors.TemplateProcessing(single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, t.token_to_id(begin))])
+    back = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if name == "llama2":
+        t.normalizer, t.pre_tokenizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]), None
+    elif name == "mistral":
+        t.normalizer, t.pre_tokenizer = None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        t.add_tokens([AddedToken("[INST]", special=True, normalized=False), AddedToken("[/INST]", special=True, normalized=False)])
+    else:
+        t.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+        t.add_tokens([AddedToken("<start_of_turn>", special=True, normalized=False), AddedToken("\n\n", normalized=False), AddedToken("word", single_word=True)])
+    t.decoder = decoders.Sequence(back + ([] if name == "gemma" else [decoders.Strip(" ", 1, 0)]))
+    text = json.loads(t.to_str())
+    text["model"].update(unk_token="<unk>", fuse_unk=True, byte_fallback=True, type="BPE")
+    return json.dumps(text, ensure_ascii=False, indent=None, separators=(",", ":"))
+
+
+def unigram(name):
+    t = Tokenizer(models.Unigram())
+    t.normalizer = normalizers.NFKC()
+    t.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = {"t5": ["<pad>", "</s>", "<unk>"], "albert": ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]}[name]
+    text = [line.lower() for line in training_text()] if name == "albert" else training_text()
+    t.train_from_iterator(text, trainers.UnigramTrainer(vocab_size=900, special_tokens=special, unk_token="<unk>", show_progress=False))
+    precompiled = {"type": "Precompiled", "precompiled_charsmap": charsmap()}
+    t.add_special_tokens([AddedToken(c, special=True, normalized=False, lstrip=c == "[MASK]") for c in special])
+    t.decoder = decoders.Metaspace()
+    if name == "t5":
+        t.post_processor = processors.TemplateProcessing(single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", t.token_to_id("</s>"))])
+    else:
+        t.post_processor = processors.BertProcessing(("[SEP]", t.token_to_id("[SEP]")), ("[CLS]", t.token_to_id("[CLS]")))
+        t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    text = json.loads(t.to_str())
+    text["normalizer"] = precompiled
+    if name == "albert":
+        text["normalizer"] = {"type": "Sequence", "normalizers": [
+            {"type": "Replace", "pattern": {"String": "``"}, "content": "\""}, {"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}, precompiled,
+            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]}
+    else:
+        text["truncation"] = {"direction": "Right", "max_length": 512, "strategy": "LongestFirst", "stride": 0}
+    text["model"]["vocab"] = [[piece, round(score, 5)] for piece, score in text["model"]["vocab"]]
+    return json.dumps(text, ensure_ascii=False, indent=None, separators=(",", ":"))
+
+
+def word_piece():
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    t = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    t.normalizer, t.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    t.train_from_iterator(training_text(), trainers.WordPieceTrainer(vocab_size=1300, special_tokens=special, show_progress=False))
+    t.add_special_tokens([AddedToken(c, special=True, normalized=False) for c in special])
+    t.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    t.decoder = decoders.WordPiece()
+    return json.dumps(json.loads(t.to_str()), ensure_ascii=False, indent=None, separators=(",", ":"))
+
+
+# How each is made; the rest of a style is for make().
+OTHERS = {"llama2": fallback, "mistral": fallback, "gemma": fallback, "t5": unigram, "albert": unigram, "bert": lambda name: word_piece()}
 
 
 def training_text():
@@ -120,16 +221,19 @@ def fnv(ids):
     return value
 
 
-def goldens(tokenizer):
+def goldens(tokenizer, small=False):
+    """small: of the kinds whose texts need no long ones, which the tests make for themselves."""
+    tokenizer.no_truncation()
     rows = []
-    for text in corpus():
+    texts = corpus()
+    for text in [text for text in texts if len(text) < 200][::3] if small else texts:
         ids = tokenizer.encode(text).ids
         rows.append({"text": text, "ids": ids, "bare": tokenizer.encode(text, add_special_tokens=False).ids == ids, "decoded": tokenizer.decode(ids, skip_special_tokens=False),
                      "plain": tokenizer.decode(ids, skip_special_tokens=True)})
     rng = random.Random(7)
     size = tokenizer.get_vocab_size()
     decoded = []
-    for _ in range(100):
+    for _ in range(50 if small else 100):
         ids = [rng.randrange(size + 5) for _ in range(rng.randrange(1, 12))]
         decoded.append({"ids": ids, "decoded": tokenizer.decode(ids, skip_special_tokens=False), "plain": tokenizer.decode(ids, skip_special_tokens=True)})
     ids = tokenizer.encode(long_text()).ids
@@ -139,16 +243,20 @@ def goldens(tokenizer):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--check", action="store_true")
+    p.add_argument("--only", nargs="*", help="of these styles alone")
     a = p.parse_args()
     os.makedirs(folder, exist_ok=True)
     failed = False
     lines = json.dumps(LINES, ensure_ascii=True)
-    for style in styles():
+    for style in [*styles(), *((name,) for name in OTHERS)]:
+        if a.only and style[0] not in a.only:
+            continue
         path, golden = os.path.join(folder, style[0] + ".json"), os.path.join(folder, style[0] + ".golden.json")
         if not a.check:
+            made = make(*style) if len(style) > 1 else OTHERS[style[0]](style[0])
             with open(path, "w", encoding="utf-8") as f:
-                f.write(make(*style) + "\n")
-        rows = goldens(Tokenizer.from_file(path))
+                f.write(made + "\n")
+        rows = goldens(Tokenizer.from_file(path), small=len(style) == 1)
         text = "{\"lines\": " + lines + ",\n\"texts\": [\n" + ",\n".join(json.dumps(r) for r in rows["texts"]) + "],\n\"decodes\": [\n" + ",\n".join(json.dumps(r) for r in rows["decodes"]) + \
             "],\n\"long\": " + json.dumps(rows["long"]) + "}\n"
         if not a.check:

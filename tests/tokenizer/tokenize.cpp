@@ -1,6 +1,7 @@
 // tokenize TOKENIZER.json: reads one JSON value a line. A string becomes its ids, a list of ids its
-// text, {"bare": text} the ids without what the template adds; each as one line of JSON. What
-// cannot be done becomes {"error": message}.
+// text, {"bare": text} the ids without what the template adds, {"ranges": text} a list of these and
+// of where in the bytes of the text each of them stands; each as one line of JSON. What cannot be
+// done becomes {"error": message}.
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 #include <boost/json/value_from.hpp>
@@ -11,6 +12,8 @@
 #include "sdk/text/tokenizer/tokenizer.h"
 
 namespace json = boost::json;
+using meshwright::tokenizer::ByteRange;
+using meshwright::tokenizer::Encoded;
 using meshwright::tokenizer::Tokenizer;
 
 namespace {
@@ -18,6 +21,14 @@ namespace {
 json::value answer(const Tokenizer& tokenizer, const json::value& asked) {
   if (asked.is_array())
     return json::string(tokenizer.decode(json::value_to<std::vector<int64_t>>(asked)));
+  if (asked.is_object() && asked.as_object().contains("ranges")) {
+    const Encoded encoded =
+        tokenizer.encode_ranges(std::string(asked.at("ranges").as_string()), {});
+    json::array ranges;
+    for (const ByteRange& range : encoded.ranges)
+      ranges.push_back(json::array{range.begin, range.end});
+    return json::array{json::value_from(encoded.ids), ranges};
+  }
   bool bare = asked.is_object();
   return json::value_from(
       tokenizer.encode(std::string((bare ? asked.at("bare") : asked).as_string()), !bare));

@@ -64,6 +64,37 @@ struct Rows {
   }
 };
 
+TEST_CASE("a row of weight 2 is learnt as one that is there twice, and one of 0 as none") {
+  fs::create_directories(kRuns);
+  const std::string a = R"({"question": "How far?", "answer": "A mile.", "w": )",
+                    b = R"({"question": "How long is it?", "answer": "Two days", "w": )";
+  auto steps = [&](const std::string& name, const std::string& rows, int batch,
+                   const std::string& packing) {
+    std::ofstream(kRuns + "/weights.jsonl") << rows;
+    Trained run = train(
+        "configs/chat_tuning_cpu.toml" + kNoCache + "--set dataset.path='" + kRuns +
+            "/weights.jsonl' --set dataset.seq_len=128 --set " +
+            "dataset.jsonl.fields.weight=w --set dataset.jsonl.packing=" + packing +
+            " --set step_scheduler.max_steps=3 --set step_scheduler.local_batch_size=1 --set " +
+            "lr_scheduler.lr_warmup_steps=1 --set step_scheduler.global_batch_size=" +
+            std::to_string(batch),
+        name);
+    INFO(run.out);
+    REQUIRE(run.status == 0);
+    return steps_of(name);
+  };
+  const Steps twice = steps("twice", a + "1}\n" + a + "1}\n" + b + "1}\n", 3, "none");
+  for (const std::string packing : {"none", "bfd"}) {
+    CAPTURE(packing);
+    const Steps weighed = steps("weighed_" + packing, a + "0.5}\n" + b + "0.25}\n" + b + "0}\n",
+                                packing == "none" ? 2 : 1, packing);
+    check_close("the loss", weighed.losses, twice.losses);
+    check_close("the norm", weighed.norms, twice.norms);
+  }
+  const Steps once = steps("once", a + "1}\n" + b + "1}\n", 2, "none");
+  CHECK(std::abs(once.losses.back() - twice.losses.back()) > 1e-4);
+}
+
 TEST_CASE("the ready configuration tunes on chats") {
   Trained run =
       train("configs/chat_tuning_cpu.toml --nproc 2 --set step_scheduler.max_steps=3" + kNoCache,

@@ -250,8 +250,7 @@ class Measure {
 
   train::Batches open(int64_t step) const {
     const int64_t rows = trainer_.local_batch();
-    return {source_,
-            data::Sampler(source_->samples(), table_.get_bool("shuffle"), seed_ + 1),
+    return {{source_, data::Sampler(source_->samples(), table_.get_bool("shuffle"), seed_ + 1)},
             {.first = trainer_.data_parallel_rank() * rows,
              .stride = trainer_.data_parallel_size() * rows,
              .count = micro_batches()},

@@ -4,30 +4,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <optional>
 #include <random>
 #include <set>
 
-#include "apps/migrate/migrate.h"
-#include "engine/config/config.h"
-#include "engine/config/describe.h"
-#include "plugins/fully_sharded/options.h"
-#include "plugins/jsonl/options.h"
+#include "apps/migrate/tests/migrated.h"
 
 namespace migrate_test {
 
-using namespace meshwright;
-using namespace meshwright::config;
-
 namespace {
-
-PluginSchemas strategies() {
-  PluginSchemas out{
-      {{"fsdp2", {}, make_schema("distributed.fsdp2", "fsdp2", kFullyShardedOptions.declared)}}};
-  for (const char* table : {"dataset.jsonl", "validation_dataset.jsonl"})
-    out.components.push_back({make_schema(table, "jsonl", jsonl::kOptions), true});
-  return out;
-}
 
 constexpr const char* kTitan = R"([job]
 dump_folder = "./outputs"
@@ -117,55 +101,6 @@ wandb:
 teleport: true
 )";
 
-const Migration::Line* find(const std::vector<Migration::Line>& lines, const std::string& key) {
-  auto found =
-      std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.key == key; });
-  return found == lines.end() ? nullptr : &*found;
-}
-
-bool says(const std::vector<Migration::Line>& lines, const std::string& key,
-          const std::string& part) {
-  const Migration::Line* line = find(lines, key);
-  return line != nullptr && line->text.find(part) != std::string::npos;
-}
-
-// The result is read by the loader itself.
-Config loaded(const Migration& migration) {
-  Diagnostics diagnostics;
-  LoadOptions options;
-  options.file = "new.toml";
-  Source source = Source::parse(migration.toml, options, diagnostics);
-  Config config = resolve(source, strategies(), "fsdp2", diagnostics);
-  for (const Error& error : diagnostics.errors()) FAIL_CHECK(error.what());
-  return config;
-}
-
-std::string value(const Config& config, const std::string& key) {
-  const size_t dot = key.rfind('.');
-  return to_toml(config.table(key.substr(0, dot)).value(key.substr(dot + 1)));
-}
-
-struct Expected {
-  const char *key, *value;
-  std::optional<bool> guessed = {};  // whether a comment says that it is a guess
-};
-
-void check_values(const Migration& done, const std::vector<Expected>& rows) {
-  INFO(done.toml);
-  const Config config = loaded(done);
-  for (const Expected& row : rows) {
-    CAPTURE(row.key);
-    CHECK(value(config, row.key) == row.value);
-    if (!row.guessed) continue;
-    const std::string name = std::string(row.key) + " = ";
-    CHECK(*row.guessed == std::any_of(done.guessed.begin(), done.guessed.end(),
-                                      [&](const auto& l) { return l.text.starts_with(name); }));
-  }
-}
-
-Migration titan(const std::string& text) { return migrate(text, "a.toml", strategies()); }
-Migration automodel(const std::string& text) { return migrate(text, "a.yaml", strategies()); }
-
 }  // namespace
 
 TEST_CASE(
@@ -209,13 +144,13 @@ TEST_CASE(
   CHECK(find(done.missing, "dataset.path") != nullptr);
   CHECK(find(done.missing, "model.config") == nullptr);
   // What the file leaves to torchtitan is torchtitan's default.
-  check_values(titan("[training]\nsteps = 5\n"), {{"optimizer.lr", "8e-04"},
-                                                  {"dataset.seq_len", "2048"},
-                                                  {"lr_scheduler.lr_decay_style", "\"linear\""},
-                                                  {"checkpoint.every_steps", "0"}});
+  check_values(of_toml("[training]\nsteps = 5\n"), {{"optimizer.lr", "8e-04"},
+                                                    {"dataset.seq_len", "2048"},
+                                                    {"lr_scheduler.lr_decay_style", "\"linear\""},
+                                                    {"checkpoint.every_steps", "0"}});
   // Sizes that are all given make the batch.
   check_values(
-      titan("[training]\nlocal_batch_size = 3\n[parallelism]\ndata_parallel_shard_degree = 4\n"),
+      of_toml("[training]\nlocal_batch_size = 3\n[parallelism]\ndata_parallel_shard_degree = 4\n"),
       {{"step_scheduler.global_batch_size", "12"}, {"distributed.dp_size", "4"}});
 }
 
@@ -314,12 +249,12 @@ TEST_CASE("what Automodel does where a recipe says nothing is written out, as a 
              {"dataset.workers", "2", false},
              {"dataset.shuffle", "false", false}}}}) {
     INFO(row.text);
-    check_values(automodel(head + row.text), row.values);
+    check_values(of_yaml(head + row.text), row.values);
   }
 }
 
 TEST_CASE("adapters stay adapters, and rows of chats rows of chats") {
-  Migration done = automodel(
+  Migration done = of_yaml(
       "peft: {_target_: x.PeftConfig, dim: 16, alpha: 64, dropout: 0.1, target_modules: "
       "[\"*q_proj\", "
       "\"*.v_proj\", o_proj]}\n"
@@ -347,7 +282,7 @@ TEST_CASE("adapters stay adapters, and rows of chats rows of chats") {
   CHECK(find(done.missing, "validation_dataset.num_batches") != nullptr);
   CHECK(find(done.left, "loss_fn._target_") == nullptr);  // the loss is the same
 
-  Migration packed = automodel(
+  Migration packed = of_yaml(
       "peft: {match_all_linear: true}\n"
       "dataset: {_target_: x.ChatDataset, path_or_dataset_id: some/hub, seq_length: 64}\n"
       "packed_sequence: {packed_sequence_size: 512}\nstep_scheduler: {max_steps: 4}\n"
@@ -361,7 +296,7 @@ TEST_CASE("adapters stay adapters, and rows of chats rows of chats") {
   CHECK(find(packed.missing, "dataset.path") != nullptr);
   // What trains something else says so first.
   Migration other =
-      automodel("recipe: TrainEagle3Recipe\nrecipe_args: {seq_length: 9}\noptimizer: {lr: 1}\n");
+      of_yaml("recipe: TrainEagle3Recipe\nrecipe_args: {seq_length: 9}\noptimizer: {lr: 1}\n");
   CHECK(find(other.missing, "recipe") != nullptr);
   CHECK(find(other.missing, "lr_scheduler.lr_decay_style") != nullptr);
   CHECK(find(other.carried, "recipe_args.seq_length") == nullptr);
@@ -387,18 +322,18 @@ TEST_CASE("torchtitan's decays become the shapes that they are, and its older na
         {"", "linear", "0", true}}) {
     INFO(row.text);
     Migration done =
-        titan(std::string("[optimizer]\nlr = 1e-3\n[training]\nsteps = 1000\n[lr_scheduler]\n") +
-              row.text);
+        of_toml(std::string("[optimizer]\nlr = 1e-3\n[training]\nsteps = 1000\n[lr_scheduler]\n") +
+                row.text);
     check_values(done, {{"lr_scheduler.lr_decay_style",
                          (std::string("\"") + row.style + "\"").c_str(), row.guessed}});
     CHECK(value(loaded(done), "lr_scheduler.min_lr") == row.min_lr);
   }
   check_values(
-      titan("[training]\nbatch_size = 3\ntensor_parallel_degree = 8\ndata_parallel_degree = "
-            "2\nwarmup_steps = 600\nsteps = 3000\ncompile = false\n[experimental]\n"
-            "enable_async_tensor_parallel = true\npipeline_parallel_degree = 2\n[metrics]\n"
-            "enable_tensorboard = true\n[float8]\nenable_float8_linear = true\n[checkpoint]\n"
-            "enable_checkpoint = true\ninterval = 9\n"),
+      of_toml("[training]\nbatch_size = 3\ntensor_parallel_degree = 8\ndata_parallel_degree = "
+              "2\nwarmup_steps = 600\nsteps = 3000\ncompile = false\n[experimental]\n"
+              "enable_async_tensor_parallel = true\npipeline_parallel_degree = 2\n[metrics]\n"
+              "enable_tensorboard = true\n[float8]\nenable_float8_linear = true\n[checkpoint]\n"
+              "enable_checkpoint = true\ninterval = 9\n"),
       {{"step_scheduler.local_batch_size", "3", false},
        {"step_scheduler.global_batch_size", "6", true},
        {"distributed.tp_size", "8", false},
@@ -416,8 +351,8 @@ TEST_CASE("torchtitan's decays become the shapes that they are, and its older na
        {"dataset.shuffle", "false", true},
        {"dist_env.timeout_minutes", "5", true}});
   // Experts that ranks divide go without sequence parallelism.
-  check_values(titan("[parallelism]\ntensor_parallel_degree = 2\nexpert_parallel_degree = 4\n"
-                     "enable_async_tensor_parallel = true\n"),
+  check_values(of_toml("[parallelism]\ntensor_parallel_degree = 2\nexpert_parallel_degree = 4\n"
+                       "enable_async_tensor_parallel = true\n"),
                {{"distributed.sequence_parallel", "false", false},
                 {"distributed.enable_async_tensor_parallel", "false", false},
                 {"distributed.ep_size", "4", false}});
@@ -439,7 +374,7 @@ TEST_CASE("what overlaps tensor parallelism is written where it can be, and else
          "float8_linear"},
         {"tensor_parallel_degree = 8\n[float8]\nenable_float8_linear = true\n", "float8_linear"}}) {
     INFO(row.text);
-    const Migration done = titan("[parallelism]\n" + async + row.text);
+    const Migration done = of_toml("[parallelism]\n" + async + row.text);
     CHECK(value(loaded(done), "distributed.enable_async_tensor_parallel") ==
           (row.why == nullptr ? "true" : "false"));
     CHECK((find(done.left, key) == nullptr) == (row.why == nullptr));
@@ -448,7 +383,7 @@ TEST_CASE("what overlaps tensor parallelism is written where it can be, and else
 }
 
 TEST_CASE("keys in tables of another name keep their meaning, and older ones their batch") {
-  const Migration done = automodel(
+  const Migration done = of_yaml(
       "step_scheduler: {max_steps: 4, grad_acc_steps: 4}\nmax_grad_norm: 0.5\n"
       "autopipeline: {pp_schedule: interleaved1f1b, pp_microbatch_size: 2, layers_per_stage: 4, "
       "round_virtual_stages_to_pp_multiple: up, device: cpu}\n"
@@ -480,14 +415,14 @@ TEST_CASE("keys in tables of another name keep their meaning, and older ones the
   CHECK(says(done.left, "fsdp.reduce_dtype", "mp_policy.reduce_dtype"));
   CHECK(says(done.left, "compile.enabled", "distributed.fsdp2.enable_compile"));
   // The scheduler's own batch comes before the loader's.
-  check_values(automodel("step_scheduler: {local_batch_size: 2}\ndataloader: {batch_size: 8}\n"),
+  check_values(of_yaml("step_scheduler: {local_batch_size: 2}\ndataloader: {batch_size: 8}\n"),
                {{"step_scheduler.local_batch_size", "2", false}});
-  check_values(automodel("recipe_args: {max_grad_norm: 2}\noptimizer: {lr: 1}\n"),
+  check_values(of_yaml("recipe_args: {max_grad_norm: 2}\noptimizer: {lr: 1}\n"),
                {{"optimizer.max_grad_norm", "2", false}});
-  const Migration off = automodel("compile: {enabled: false, mode: default}\noptimizer: {lr: 1}\n");
+  const Migration off = of_yaml("compile: {enabled: false, mode: default}\noptimizer: {lr: 1}\n");
   CHECK(find(off.left, "compile.mode") == nullptr);
   // A name that is told is told once.
-  const Migration adam = titan("[optimizer]\nname = \"Adam\"\n");
+  const Migration adam = of_toml("[optimizer]\nname = \"Adam\"\n");
   CHECK(find(adam.guessed, "optimizer.name") != nullptr);
   CHECK(find(adam.left, "optimizer.name") == nullptr);
 }
@@ -498,7 +433,7 @@ TEST_CASE("no key that ends like one of ours is said to have nothing here") {
   for (const OptionSchema& schema : all_schemas(strategies()))
     for (const meshwright_option* option : schema.options)
       if (names.insert(option->name).second) keys += std::string(", ") + option->name + ": 7";
-  const Migration done = automodel("optimizer: {lr: 1}\nteleport: {" + keys + "}\n");
+  const Migration done = of_yaml("optimizer: {lr: 1}\nteleport: {" + keys + "}\n");
   for (const std::string& name : names) {
     CAPTURE(name);
     const Migration::Line* left = find(done.left, "teleport." + name);
@@ -512,7 +447,7 @@ TEST_CASE("no key that ends like one of ours is said to have nothing here") {
 }
 
 TEST_CASE("a value that is not taken here is left with the loader's words, and the rest is kept") {
-  Migration done = titan(
+  Migration done = of_toml(
       "[training]\nsteps = -3\nseq_len = \"long\"\ndtype = \"float9\"\nlocal_batch_size = "
       "2\n[run]\nname = \"${HOME}\"\n");
   loaded(done);
@@ -534,26 +469,33 @@ TEST_CASE("a damaged file of another program is refused with its place") {
   for (char c = 'b'; c < 'z'; ++c)
     bomb += std::string(1, c) + ": &" + c + " [*" + char(c - 1) + ", *" + char(c - 1) + "]\n";
   std::string large = "model: {a: 1}\n" + std::string(1 << 20, '#'), self = "model: &m\n  a: *m\n";
-  for (const Row& row : {Row{"a.toml", "[training\nsteps = 1\n", 1, 0, "no valid TOML"},
-                         {"a.toml", "[training]\nsteps = \n", 2, 0, "no valid TOML"},
-                         {"a.toml", "a = 1\n", 1, 1, "none of the tables that torchtitan has"},
-                         {"a.toml", "[training]\nsteps = 1\n[step_scheduler]\nmax_steps = 1\n", 0,
-                          0, "a configuration of Meshwright already"},
-                         {"a.yaml", "model:\n  a: [1, 2\nb: 3\n", 0, 0, "no valid YAML"},
-                         {"a.yaml", "model:\n\ta: 1\n", 2, 0, "no valid YAML"},
-                         {"a.yaml", "model: *nobody\n", 1, 0, "no valid YAML"},
-                         {"a.yaml", "- model\n", 1, 1, "a mapping is expected"},
-                         {"a.yaml", "", 0, 0, "a mapping is expected"},
-                         {"a.yaml", "model: {a: 1, a: 2}\n", 1, 15, "stands twice"},
-                         {"a.yaml", "? [model]\n: 1\n", 1, 3, "no plain word"},
-                         {"a.yaml", "b: 1\n", 1, 1, "none of the tables that Automodel has"},
-                         {"a.yaml", "model: \"\xff\"\n", 0, 0, "not UTF-8"},
-                         {"a.yaml", deep.c_str(), 0, 0, "a.yaml"},
-                         {"a.yaml", nested.c_str(), 1, 0, "nested deeper than 32 levels"},
-                         {"a.yaml", bomb.c_str(), 0, 0, "more than 20000 values"},
-                         {"a.yaml", self.c_str(), 0, 0, "a.yaml"},
-                         {"a.yaml", large.c_str(), 0, 0, "larger than"},
-                         {"a.json", "{}", 0, 0, "ends in .toml, one of Automodel in .yaml"}}) {
+  for (const Row& row :
+       {Row{"a.toml", "[training\nsteps = 1\n", 1, 0, "no valid TOML"},
+        {"a.toml", "[training]\nsteps = \n", 2, 0, "no valid TOML"},
+        {"a.toml", "a = 1\n", 1, 1, "none of the tables that torchtitan has"},
+        {"a.toml", "[training]\nsteps = 1\n[step_scheduler]\nmax_steps = 1\n", 0, 0,
+         "a configuration of Meshwright already"},
+        {"a.yaml", "model:\n  a: [1, 2\nb: 3\n", 0, 0, "no valid YAML"},
+        {"a.yaml", "model:\n\ta: 1\n", 2, 0, "no valid YAML"},
+        {"a.yaml", "model: *nobody\n", 1, 0, "no valid YAML"},
+        {"a.yaml", "- model\n", 1, 1, "a mapping is expected"},
+        {"a.yaml", "", 0, 0, "a mapping is expected"},
+        {"a.yaml", "model: {a: 1, a: 2}\n", 1, 15, "stands twice"},
+        {"a.yaml", "? [model]\n: 1\n", 1, 3, "no plain word"},
+        {"a.yaml", "b: 1\n", 1, 1, "none of the keys that tell a program"},
+        {"a.yaml", "model: \"\xff\"\n", 0, 0, "not UTF-8"},
+        {"a.yaml", deep.c_str(), 0, 0, "a.yaml"},
+        {"a.yaml", nested.c_str(), 1, 0, "nested deeper than 32 levels"},
+        {"a.yaml", bomb.c_str(), 0, 0, "more than 20000 values"},
+        {"a.yaml", self.c_str(), 0, 0, "a.yaml"},
+        {"a.yaml", large.c_str(), 0, 0, "larger than"},
+        {"a.json", "{}", 1, 1, "none of the keys that tell a program"},
+        {"a.py", "import x\n", 0, 0, "a configuration in Python"},
+        {"a.yaml", "model: {_component_: x.llama}\n", 1, 1, "this is torchtune's"},
+        {"a.yaml", "model_name_or_path: a/b\nfinetuning_type: lora\n", 1, 1,
+         "this is LLaMA-Factory's (it has finetuning_type)"},
+        {"a.yaml", "compute_environment: LOCAL_MACHINE\n", 1, 1, "accelerate's"},
+        {"a.json", "{\"zero_optimization\": {\"stage\": 2}}", 1, 1, "this is DeepSpeed's"}}) {
     INFO(std::string(row.text).substr(0, 60));
     try {
       migrate(row.text, row.name, strategies());
@@ -572,11 +514,11 @@ TEST_CASE("a damaged file of another program is refused with its place") {
 TEST_CASE(
     "a class that names a strategy chooses it, and one that no strategy is named for is left and "
     "listed") {
-  Migration known = automodel(
+  Migration known = of_yaml(
       "step_scheduler: {max_steps: 3}\ndistributed:\n  _target_: "
       "nemo_automodel.components.distributed.fsdp2.FSDP2Manager\n");
   CHECK(known.toml.find("strategy = \"fsdp2\"") != std::string::npos);
-  Migration unknown = automodel(
+  Migration unknown = of_yaml(
       "step_scheduler: {max_steps: 3}\ndistributed:\n  _target_: their.own.TeleportManager\n");
   CHECK(find(unknown.left, "distributed._target_") != nullptr);
   CHECK(unknown.toml.find("strategy = ") == std::string::npos);
@@ -601,7 +543,7 @@ TEST_CASE("YAML's forms of values, merge keys and quotes") {
 TEST_CASE("what another file says cannot leave the comment it is quoted in") {
   std::string name(200, 'x');
   for (size_t i = 0; i < name.size(); i += 3) name.replace(i, 1, "\u00e9");
-  Migration done = automodel(
+  Migration done = of_yaml(
       "model:\n  pretrained_model_name_or_path: \"a/b\\n[run]\\nname = 1\"\n  "
       "\"k\\n[optimizer]\\nlr = 9\": \"" +
       name + "\"\nx: \"\\n\\e\"\n");
@@ -613,8 +555,8 @@ TEST_CASE("no bytes make a migration crash, and every result is a configuration"
   const std::string letters = "{}[]:,-?&*!|>'\"%@`#\n\t 0123456789aemx.<";
   int refused = 0, made = 0;
   for (int i = 0; i < 600; ++i) {
-    bool titan = i % 2 == 0;
-    std::string text = titan ? kTitan : kAutomodel;
+    const bool titan = i % 3 == 0;
+    std::string text = titan ? kTitan : i % 3 == 1 ? kAutomodel : kAxolotlJob;
     for (uint64_t k = 0; k < 1 + random() % 6; ++k) {
       size_t at = random() % text.size();
       if (random() % 3 == 0)

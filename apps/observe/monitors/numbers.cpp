@@ -18,7 +18,14 @@ std::optional<Row> parse_row(std::string_view line) {
   boost::system::error_code failed;
   json::value value = json::parse(line, failed);
   if (failed || !value.is_object()) return std::nullopt;
-  Row out{.completed = 0, .fields = std::move(value.as_object())};
+  Row out{.completed = 0, .fields = {}};
+  // Of sources and sets by name: "source_samples/web".
+  for (const auto& [key, field] : value.as_object())
+    if (const json::object* named = field.if_object(); named != nullptr)
+      for (const auto& [name, one] : *named)
+        out.fields[std::string(key) + "/" + std::string(name)] = one;
+    else
+      out.fields[key] = field;
   // Rows of the first versions have no completed_steps.
   const json::value* step = out.fields.if_contains("step");
   if (step == nullptr || !step->is_int64() || step->as_int64() < 0) return std::nullopt;

@@ -64,6 +64,20 @@ Facts facts_of(const RunRecord& run) {
   return out;
 }
 
+std::vector<ReadSource> sources_of(const Metrics& metrics) {
+  std::vector<ReadSource> out;
+  double all = 0;
+  for (const NamedFigure& one : metrics.source_samples) {
+    const auto tokens = std::ranges::find(metrics.source_tokens, one.name, &NamedFigure::name);
+    out.push_back({one.name, std::llround(one.value),
+                   tokens == metrics.source_tokens.end() ? 0 : std::llround(tokens->value),
+                   one.value});
+    all += one.value;
+  }
+  for (ReadSource& one : out) one.share = all > 0 ? one.share / all : 0;
+  return out;
+}
+
 std::vector<config::Difference> differences_of(const std::vector<RunRecord>& runs) {
   std::vector<std::vector<config::Setting>> all;
   for (const RunRecord& run : runs)
@@ -281,6 +295,26 @@ std::string predictions(const Style& style, const std::vector<RunRecord>& runs) 
   return out.empty() ? "" : heading(style, "Predicted beside measured") + out;
 }
 
+std::string sources(const Style& style, const std::vector<RunRecord>& runs) {
+  TextRows read = {{"run", "source", "samples", "tokens", "share"}},
+           losses = {{"run", "set", "validation loss"}};
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const std::string run = runs.size() == 1 ? report::printable(runs[i].name) : letter_of(i);
+    for (const ReadSource& one : sources_of(runs[i].metrics))
+      read.push_back({run, report::printable(one.name), report::human_count(one.samples),
+                      report::human_count(one.tokens), format("%.1f%%", 100 * one.share)});
+    for (const NamedFigure& one : runs[i].metrics.validation_losses)
+      losses.push_back({run, report::printable(one.name), short_number(one.value)});
+  }
+  constexpr size_t kRead[] = {2, 3, 4}, kLosses[] = {2};
+  return (read.size() == 1 ? ""
+                           : heading(style, "What was read of each source") +
+                                 report::table(style, read, kRead)) +
+         (losses.size() == 1 ? ""
+                             : heading(style, "The last validation, by set") +
+                                   report::table(style, losses, kLosses));
+}
+
 std::string times(const Style& style, const std::vector<RunRecord>& runs) {
   TextRows rows = {{"run", "rank", "computation", "beside messages", "waiting", "none of these"}};
   for (size_t i = 0; i < runs.size(); ++i)
@@ -354,8 +388,8 @@ std::string verdicts(const Style& style, const std::vector<RunRecord>& runs) {
 
 std::string text_report(const Style& style, const std::vector<RunRecord>& runs) {
   return summary(style, runs) + plots(style, runs) + differences(style, runs) +
-         predictions(style, runs) + times(style, runs) + checkpoints(style, runs) +
-         events(style, runs) + verdicts(style, runs);
+         predictions(style, runs) + sources(style, runs) + times(style, runs) +
+         checkpoints(style, runs) + events(style, runs) + verdicts(style, runs);
 }
 
 namespace {
@@ -412,6 +446,10 @@ json::object run_json(const RunRecord& run) {
     if (auto s = summary_of(run.metrics.series[q]))
       series[info_of(static_cast<Quantity>(q)).key] = series_json(run.metrics.series[q], *s);
   json::array events, checkpoints, times, problems;
+  json::object read, losses;
+  for (const ReadSource& one : sources_of(run.metrics))
+    read[one.name] = json::object{{"samples", one.samples}, {"tokens", one.tokens}};
+  for (const NamedFigure& one : run.metrics.validation_losses) losses[one.name] = number(one.value);
   for (const Event& event : run.events)
     events.push_back(json::object{{"time", text(event.time)},
                                   {"completed_steps", event.step},
@@ -447,6 +485,8 @@ json::object run_json(const RunRecord& run) {
       {"started", text(run.started)},
       {"ended", text(run.ended)},
       {"series", series},
+      {"sources", read},
+      {"validation_losses", losses},
       {"prediction", prediction_json(run)},
       {"checkpoints", checkpoints},
       {"times", times},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <boost/json/object.hpp>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -29,6 +30,13 @@ struct Facts {
   size_t restarts = 0;
 };
 Facts facts_of(const RunRecord& run);
+// What a run has read of a source of its mix.
+struct ReadSource {
+  std::string name;
+  int64_t samples = 0, tokens = 0;
+  double share = 0;  // of all samples
+};
+std::vector<ReadSource> sources_of(const Metrics& metrics);
 // A step as it was predicted, beside what it took.
 struct PredictedStep {
   struct Pair {

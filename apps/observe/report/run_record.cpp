@@ -262,6 +262,17 @@ double number_or(const json::object& fields, const char* key, double otherwise) 
   return found != nullptr && found->is_number() ? found->to_number<double>() : otherwise;
 }
 
+// In place of those of the row before, where this one has some.
+void take_named(const json::object& fields, const char* key, std::vector<NamedFigure>& into) {
+  const json::value* found = fields.if_contains(key);
+  const json::object* named = found == nullptr ? nullptr : found->if_object();
+  if (named == nullptr) return;
+  into.clear();
+  for (const auto& [name, value] : *named)
+    if (const std::optional<double> number = monitor::number_of(value))
+      into.push_back({std::string(name), *number});
+}
+
 class Reader {
  public:
   explicit Reader(std::string file) : file_(std::move(file)) {}
@@ -301,6 +312,9 @@ class Reader {
     if (const json::value* tokens = fields->if_contains("tokens");
         tokens != nullptr && tokens->is_number())
       out_.tokens += tokens->to_number<double>();
+    take_named(*fields, "source_samples", out_.source_samples);
+    take_named(*fields, "source_tokens", out_.source_tokens);
+    take_named(*fields, "validation_losses", out_.validation_losses);
     return {};
   }
 

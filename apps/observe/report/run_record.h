@@ -45,10 +45,19 @@ struct QuantityInfo {
 };
 const QuantityInfo& info_of(Quantity quantity);
 
+// A source of a mix, or a set of the validation, by its name.
+struct NamedFigure {
+  std::string name;
+  double value = 0;
+};
+
 struct Metrics {
   std::array<Series, kQuantities> series;  // over completed steps, which count from 1
   Series least_work, most_work;            // of rank_work_ms, over ranks, of the same steps
   double tokens = 0;                       // of all steps
+  // Of a mix: what the run has read of each source, as its last step says. The validation losses of
+  // sets, as the last validation says.
+  std::vector<NamedFigure> source_samples, source_tokens, validation_losses;
   const Series& of(Quantity quantity) const { return series[static_cast<size_t>(quantity)]; }
 };
 

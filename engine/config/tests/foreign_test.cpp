@@ -1,12 +1,15 @@
 // Names of other programs, and words that are no name at all: both lead to the key that is meant.
 #include "engine/config/foreign.h"
 
+#include <algorithm>
+#include <map>
 #include <set>
 
 #include "engine/config/describe.h"
 #include "engine/config/tests/loaded.h"
 #include "plugins/fully_sharded/options.h"
 #include "plugins/jsonl/options.h"
+#include "sdk/base/words.h"
 
 namespace foreign_test {
 
@@ -87,7 +90,11 @@ TEST_CASE("what is said to have no counterpart has none among the keys") {
                                         "validation_dataloader.persistent_workers",
                                         "data.dataloader.persistent_workers",
                                         "loss_fn",
-                                        "kd_loss_fn"};
+                                        "kd_loss_fn",
+                                        "model_config",
+                                        "neftune_noise_alpha",
+                                        "hub_strategy",
+                                        "logging_strategy"};
   for (const ForeignName& name : foreign_names()) {
     if (*name.key != '\0' || others.contains(name.name)) continue;
     INFO(name.name);
@@ -99,6 +106,77 @@ TEST_CASE("what is said to have no counterpart has none among the keys") {
         CHECK_FALSE((last == ours || (ours.size() >= 5 && last.ends_with("_" + ours))));
       }
   }
+}
+
+// Keys whose names share a word with a row that says "no counterpart", or end like a name in a row
+// of another key, as they were when somebody last held the rows against them.
+constexpr const char* kLookedAt = R"(
+checkpoint.export dataset.dtype dataset.jsonl.cache dataset.jsonl.chat_template
+dataset.jsonl.format dataset.jsonl.packing dataset.jsonl.special_tokens_in_content
+dataset.jsonl.tokenizer dataset.jsonl.train_on dataset.seq_len dataset.shuffle dataset.workers
+dist_env.backend distributed.activation_checkpointing distributed.activation_checkpointing_scope
+distributed.context.load_balancer distributed.enable_async_tensor_parallel
+distributed.fsdp2.backend distributed.fsdp2.enable_fsdp2_prefetch
+distributed.fsdp2.fsdp2_backward_prefetch_depth distributed.fsdp2.fsdp2_forward_prefetch_depth
+distributed.fsdp2.offload_pin_memory distributed.fsdp2.offload_policy
+distributed.fsdp2.patch_is_packed_sequence distributed.moe.lm_head_precision
+distributed.moe.mp_policy.output_dtype distributed.moe.mp_policy.param_dtype
+distributed.mp_policy.output_dtype distributed.mp_policy.param_dtype distributed.pipeline.dtype
+distributed.pipeline.loss_fn distributed.pipeline.module_fqns_per_model_part
+distributed.pipeline.patch_stage_backward_maybe_with_nosync distributed.pipeline.pp_batch_size
+distributed.pipeline.round_virtual_stages_to_pp_multiple distributed.sequence_parallel
+distributed.strategy lora.alpha lora.alpha_pattern lora.dropout lora.exclude_modules lora.export
+lora.rank_pattern lora.target_modules model.config model.torch_dtype optimizer.dynamic_loss_scale
+optimizer.group.lr_factor optimizer.loss_scale optimizer.lr optimizer.max_grad_norm optimizer.name
+plugins.load report.prometheus_file run.name run.seed run.skip_step_above_z
+step_scheduler.global_batch_size step_scheduler.local_batch_size validation_dataset.dtype
+validation_dataset.jsonl.cache validation_dataset.jsonl.chat_template
+validation_dataset.jsonl.format validation_dataset.jsonl.packing
+validation_dataset.jsonl.special_tokens_in_content validation_dataset.jsonl.tokenizer
+validation_dataset.jsonl.train_on validation_dataset.jsonl.truncate validation_dataset.packing
+validation_dataset.seq_len validation_dataset.shuffle validation_dataset.workers
+)";
+
+// What a name is about: its last part, without the words that stand in every other name.
+std::set<std::string> words_of(const std::string& name) {
+  static const std::set<std::string> common = {
+      "enable", "enabled", "steps", "step", "name",  "type", "mode",  "path", "freq",
+      "every",  "with",    "model", "size", "dtype", "data", "after", "last", "less"};
+  std::set<std::string> out;
+  for (const std::string& word : text::split_names(name.substr(name.rfind('.') + 1).c_str(), '_'))
+    if (word.size() >= 4 && !common.contains(word)) out.insert(word);
+  return out;
+}
+
+TEST_CASE("a key that is added asks for a look at every row that may be about it") {
+  std::map<std::string, std::string> asks;  // keys, and the names that have to be looked at
+  for (const OptionSchema& schema : all_schemas(strategies())) {
+    if (schema.table == "distributed.other") continue;  // this test's own
+    for (const meshwright_option* option : schema.options) {
+      const std::string key = key_of(schema, *option);
+      const std::set<std::string> words = words_of(key);
+      for (const ForeignName& name : foreign_names()) {
+        const std::string last = name.name.substr(name.name.rfind('.') + 1);
+        const std::set<std::string> theirs = words_of(last);
+        const bool shares = std::any_of(words.begin(), words.end(), [&](const std::string& word) {
+          return theirs.contains(word);
+        });
+        if (*name.key == '\0' ? shares : last == option->name && name.key != key)
+          asks[key] += "  " + name.name;
+      }
+    }
+  }
+  std::set<std::string> looked_at;
+  std::string all = kLookedAt;
+  std::replace(all.begin(), all.end(), '\n', ' ');
+  for (const std::string& key : text::split_names(all.c_str(), ' ')) looked_at.insert(key);
+  for (const auto& [key, names] : asks)
+    CHECK_MESSAGE(looked_at.contains(key), key,
+                  " is new, or a name is: is it what these are here? Say so in the table of "
+                  "foreign.cpp, and name the key in kLookedAt:",
+                  names);
+  for (const std::string& key : looked_at)
+    CHECK_MESSAGE(asks.contains(key), key, " no longer has to be looked at: take it out");
 }
 
 TEST_CASE("an unknown key that another program uses is answered with the key here") {

@@ -155,7 +155,7 @@ TEST_CASE("before a run samples of a plugin's data are looked at, the first and 
     // Of a hundred samples every other one or so; small sets are read whole.
     if (bad == 41) numbers.samples = 60;
     CHECK(error_of([&] {
-            look_at_data(config_of(numbers), "");
+            look_at_data(config_of(numbers));
           }).find("sample " + std::to_string(bad) + ", position 0") != std::string::npos);
   }
 }
@@ -179,7 +179,7 @@ TEST_CASE("reading ahead gives the samples that the step would read, whatever th
   std::vector<Batch> truth;
   for (int64_t workers : {0, 1, 2, 5}) {
     INFO(workers << " workers");
-    ReadAhead reader(open_samples(config_of(numbers)), Sampler(numbers.samples, true, 3),
+    ReadAhead reader({open_samples(config_of(numbers)), Sampler(numbers.samples, true, 3)},
                      {.seq_len = numbers.seq_len, .rows = kRows, .workers = workers});
     std::vector<Reading> readings;
     for (int64_t i = 0; i < kBatches; ++i)
@@ -197,7 +197,7 @@ TEST_CASE("threads read side by side, and what was read ahead is not waited for"
   using Clock = std::chrono::steady_clock;
   const Numbers numbers{.takes = std::chrono::milliseconds(30)};
   auto took = [&](int64_t workers, std::chrono::milliseconds pause) {
-    ReadAhead reader(open_samples(config_of(numbers)), Sampler(numbers.samples, false, 0),
+    ReadAhead reader({open_samples(config_of(numbers)), Sampler(numbers.samples, false, 0)},
                      {.seq_len = numbers.seq_len, .rows = 4, .workers = workers});
     Reading reading = begin(reader, 0, 4, numbers.seq_len);
     std::this_thread::sleep_for(pause);
@@ -219,7 +219,7 @@ TEST_CASE("the error of the first bad sample is that of the step, which may come
       if (sample == 5) std::this_thread::sleep_for(std::chrono::milliseconds(20));
       if (sample == 5 || sample == 6) out.tokens[1] = 1000 + sample;
     };
-    ReadAhead reader(open_samples(config_of(numbers)), Sampler(numbers.samples, false, 0),
+    ReadAhead reader({open_samples(config_of(numbers)), Sampler(numbers.samples, false, 0)},
                      {.seq_len = numbers.seq_len, .rows = 4, .workers = workers});
     Reading good = begin(reader, 0, 4, numbers.seq_len), bad = begin(reader, 4, 4, numbers.seq_len);
     CHECK(error_of([&] { reader.wait(good.task); }) == "");
@@ -232,7 +232,7 @@ TEST_CASE("the error of the first bad sample is that of the step, which may come
 TEST_CASE("threads end while samples are read or wait, and one that hangs holds nobody up") {
   const Numbers slow{.takes = std::chrono::milliseconds(20)};
   {
-    ReadAhead reader(open_samples(config_of(slow)), Sampler(slow.samples, false, 0),
+    ReadAhead reader({open_samples(config_of(slow)), Sampler(slow.samples, false, 0)},
                      {.seq_len = slow.seq_len, .rows = 4, .workers = 2});
     for (int i = 0; i < 20; ++i) begin(reader, int64_t{4} * i, 4, slow.seq_len);
   }
@@ -253,7 +253,7 @@ TEST_CASE("threads end while samples are read or wait, and one that hangs holds 
   };
   const auto since = std::chrono::steady_clock::now();
   {
-    ReadAhead reader(open_samples(config_of(hangs)), Sampler(hangs.samples, false, 0),
+    ReadAhead reader({open_samples(config_of(hangs)), Sampler(hangs.samples, false, 0)},
                      {.seq_len = hangs.seq_len,
                       .rows = 1,
                       .workers = 1,

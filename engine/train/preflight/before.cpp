@@ -9,12 +9,13 @@
 #include <numeric>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/source.h"
 #include "engine/checkpoint/weights/auxiliary_files.h"
 #include "engine/checkpoint/weights/export.h"
 #include "engine/checkpoint/weights/model_tensors.h"
 #include "engine/config/config.h"
+#include "engine/config/sources.h"
+#include "engine/data/dataset.h"
 #include "engine/job/before_start.h"
 #include "engine/job/job.h"
 #include "engine/job/trainable.h"
@@ -42,7 +43,7 @@ fs::path start_of(const plan::Job& job) {
 void tell_tokenizer(const plan::Job& job, Diagnostics& found) {
   const Options& model = job.config.table("model");
   if (!model.get_string("pretrained").empty() || !model.is_set("config") ||
-      !data::reads_bytes(job.config.table("dataset")))
+      !config::reads_bytes(job.config, "dataset"))
     return;
   if (std::optional<std::string> notice =
           weights::tokenizer_of_no_use(config::model_config_file(model)))
@@ -213,6 +214,7 @@ Verdict validate(const Reload& reload, plan::Job& job, std::optional<int64_t> gi
   Verdict out;
   if (known) out.world = world;
   count_samples(job);           // what is wrong with the data is said below
+  for (const std::string& line : data::tell_mix(job)) out.said.notice("dataset.mix " + line);
   out.strategy = job.strategy;  // or the one that it hands the job on to
   try {
     plan::JobPlan plan = plan_or_help(reload, job, {world, 0, !known});
@@ -266,7 +268,8 @@ void check_weights(const plan::Job& job, const plan::JobPlan& plan) {
 
 // All that a run which goes on is held against.
 void check_same_run(const plan::Job& job, const plan::JobPlan& plan,
-                    const std::optional<std::string>& fingerprint, checkpoint::Checkpoint& from) {
+                    const std::optional<data::DataFingerprint>& fingerprint,
+                    checkpoint::Checkpoint& from) {
   const fs::path file = config::model_config_file(job.config.table("model"));
   std::error_code failed;
   const std::string text = fs::is_regular_file(file, failed) ? base::read_file(file) : "";
@@ -282,20 +285,21 @@ void check_same_run(const plan::Job& job, const plan::JobPlan& plan,
 
 // What [dataset] and [validation_dataset] name. Of a run that goes on: the fingerprint of the
 // first, where it is known.
-std::optional<std::string> check_data(const plan::Job& job, const plan::JobPlan& plan, bool goes_on,
-                                      Diagnostics& found) {
-  std::optional<std::string> fingerprint;
+std::optional<data::DataFingerprint> check_data(const plan::Job& job, const plan::JobPlan& plan,
+                                                bool goes_on, Diagnostics& found) {
+  std::optional<data::DataFingerprint> fingerprint;
   for (const char* name : {"dataset", "validation_dataset"}) {
     const Options& table = job.config.table(name);
     // What is missing is said where all keys are checked; mock tokens are of a known vocabulary.
-    if (!data::names_data(table) || (!plan.outline && table.get_string("kind") == "mock")) continue;
+    if (!config::names_data(job.config, name) ||
+        (!plan.outline && table.get_string("kind") == "mock"))
+      continue;
     add_what_throws(job, found, [&] {
       const auto seed = static_cast<uint64_t>(job.config.table("run").get_int("seed"));
-      const std::optional<uint64_t> value = data::look_at_data(
+      std::optional<data::DataFingerprint> value = data::look_at_data(
           data::dataset_config(job, name, plan.outline ? plan.outline->vocab_size : 0, seed),
-          job.config.table("model").get_string("pretrained"),
           goes_on && name == std::string_view("dataset"));
-      if (value) fingerprint = checkpoint::to_hex(*value);
+      if (value) fingerprint = std::move(value);
     });
   }
   return fingerprint;
@@ -303,7 +307,7 @@ std::optional<std::string> check_data(const plan::Job& job, const plan::JobPlan&
 
 // The checkpoint that the run would go on from; one with adapters alone needs its model, too.
 void check_beginning(const plan::Job& job, const plan::JobPlan& plan, const fs::path& start,
-                     const std::optional<std::string>& fingerprint, Diagnostics& found) {
+                     const std::optional<data::DataFingerprint>& fingerprint, Diagnostics& found) {
   if (start.empty()) return check_weights(job, plan);
   checkpoint::Checkpoint from(start);
   for (Error& error : from.check_headers()) found.add(error.key("checkpoint.resume"));
@@ -378,7 +382,7 @@ Diagnostics check_files(const plan::Job& job, const plan::JobPlan& plan, bool da
   Diagnostics found;
   std::optional<fs::path> start;
   add_what_throws(job, found, [&] { start = start_of(job); });
-  std::optional<std::string> fingerprint;
+  std::optional<data::DataFingerprint> fingerprint;
   if (data) fingerprint = check_data(job, plan, start && !start->empty(), found);
   if (plan.outline && start)
     add_what_throws(job, found, [&] { check_beginning(job, plan, *start, fingerprint, found); });

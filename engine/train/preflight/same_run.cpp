@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "engine/checkpoint/adapters.h"
+#include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/weights/safetensors.h"
 #include "engine/config/describe.h"
+#include "engine/config/sources.h"
 #include "engine/models/config_changes.h"
 #include "engine/train/preflight/source.h"
 #include "sdk/base/files/foreign_file.h"
@@ -266,7 +268,10 @@ Error other_data(checkpoint::Checkpoint& from, const plan::Job& job) {
   Error error(ErrorCode::checkpoint_mismatch, what + ": " + changes_text(*changed));
   error.key(changed->front().key);
   for (const config::Difference& one : *changed)
-    if (!one.values.front().empty()) error.help("set " + one.key + " = " + one.values.front());
+    if (!one.values.front().empty())
+      error.help("set " + one.key + " = " + one.values.front());
+    else if (one.key == "dataset.tokenizer")
+      error.help("set dataset.tokenizer = \"bytes\", which the run learnt");
   return error.help("if that is not all of it, the files behind them have changed");
 }
 
@@ -395,8 +400,38 @@ void check_scale(checkpoint::Checkpoint& from, const Options& lora, const std::s
   hold("alpha_pattern", was->alphas, now.alphas);
 }
 
+namespace {
+
+// Of a mix, whose weights may be others now: the sources that were read, by name.
+std::optional<Error> other_source(const checkpoint::Checkpoint& from,
+                                  const data::DataFingerprint& now) {
+  for (const checkpoint::MixedSource& source : from.meta().mix->sources) {
+    const auto found =
+        std::ranges::find(now.sources, source.name, &std::pair<std::string, uint64_t>::first);
+    const std::string name = to_toml(source.name);
+    const std::string key = std::string(config::kMixTable) + ".name";
+    if (found == now.sources.end())
+      return Error(ErrorCode::checkpoint_mismatch, from.folder().string() +
+                                                       ": it was trained on a mix with " + name +
+                                                       ", which no [[dataset.mix]] names now")
+          .key(key)
+          .help("add it again; schedule = { " + std::to_string(from.meta().step + 1) +
+                " = 0 } ends reading it");
+    if (checkpoint::to_hex(found->second) != source.fingerprint)
+      return Error(ErrorCode::checkpoint_mismatch,
+                   from.folder().string() + ": it was trained on other data than [[dataset.mix]] " +
+                       name + " now names")
+          .key(key)
+          .help("put back its files and settings, whose names and weight may be others")
+          .help("add the data as another [[dataset.mix]] of another name, and keep this one");
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 void refuse_other_data(checkpoint::Checkpoint& from, const plan::Job& job,
-                       const std::optional<std::string>& fingerprint, int64_t seq_len) {
+                       const std::optional<data::DataFingerprint>& fingerprint, int64_t seq_len) {
   const checkpoint::Meta& meta = from.meta();
   if (meta.data_fingerprint.empty())
     return;  // saved by a program of its own, which feeds its own data
@@ -425,7 +460,12 @@ void refuse_other_data(checkpoint::Checkpoint& from, const plan::Job& job,
     refuse(
         "its run.seed, which orders the samples, is " + was(static_cast<int64_t>(meta.seed), seed),
         "run.seed", std::to_string(static_cast<int64_t>(meta.seed)));
-  if (fingerprint && meta.data_fingerprint != *fingerprint) refuse_as(other_data(from, job));
+  if (!fingerprint) return;
+  if (meta.mix && !fingerprint->sources.empty()) {
+    if (std::optional<Error> error = other_source(from, *fingerprint)) refuse_as(*error);
+  } else if (meta.data_fingerprint != checkpoint::to_hex(fingerprint->whole)) {
+    refuse_as(other_data(from, job));
+  }
 }
 
 std::string way_by_export(const checkpoint::Checkpoint& from) {

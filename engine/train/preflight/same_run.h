@@ -9,6 +9,7 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/config/config.h"
+#include "engine/data/dataset.h"
 #include "engine/job/plan.h"
 
 namespace meshwright::before {
@@ -46,11 +47,12 @@ void check_base(checkpoint::Checkpoint& from, const std::string& pretrained);
 // adapters. Throws Error(checkpoint_mismatch | bad_checkpoint).
 void check_scale(checkpoint::Checkpoint& from, const Options& lora, const std::string& config);
 // Throws Error(checkpoint_mismatch) when the samples or their order are others than the
-// checkpoint's: data, seq_len, shuffle, seed. Of other data the settings that differ are named, as
+// checkpoint's: data, seq_len, shuffle, seed. A mix may have other weights now, and more sources;
+// those it had must be as they were. Of other data the settings that differ are named, as
 // far as the checkpoint, or the folder of its run, has its configuration. Without a `fingerprint`
 // the data are not looked at.
 void refuse_other_data(checkpoint::Checkpoint& from, const plan::Job& job,
-                       const std::optional<std::string>& fingerprint, int64_t seq_len);
+                       const std::optional<data::DataFingerprint>& fingerprint, int64_t seq_len);
 // Of a run whose steps are all done: the settings that decide about its numbers are those it was
 // trained with, options in its strategy's own table among them, and model.pretrained has the
 // weights that it began from; how many steps or epochs, how ranks share the work, and what is saved

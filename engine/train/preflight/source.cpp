@@ -292,14 +292,18 @@ std::vector<int64_t> Source::stops(const Request& request) const {
   return {};
 }
 
+Text::Text(const Source& source, Form form) : form_(form) {
+  if (form == Form::text && source.tokenizer() != nullptr)
+    tokens_.emplace(*source.tokenizer(), /*skip_special=*/true);
+}
+
 std::string Text::add(int64_t id) {
   if (form_ == Form::ids) {
     std::string out = (begun_ ? "," : "") + std::to_string(id);
     begun_ = true;
     return out;
   }
-  if (const tokenizer::Tokenizer* tokenizer = source_.tokenizer())
-    return bytes_.add(tokenizer->bytes_of(id, /*skip_special=*/true));
+  if (tokens_) return tokens_->add(id);
   char byte = static_cast<char>(id);
   return bytes_.add({&byte, 1});
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "meshwright/outline.h"
+#include "sdk/base/files/utf8.h"
 #include "sdk/text/tokenizer/tokenizer.h"
 
 namespace meshwright::generate {
@@ -86,15 +87,15 @@ class Source {
 class Text {
  public:
   enum class Form : uint8_t { text, ids };
-  Text(const Source& source, Form form) : source_(source), form_(form) {}
+  Text(const Source& source, Form form);
   std::string add(int64_t id);
-  std::string finish() { return bytes_.finish(); }
+  std::string finish() { return tokens_ ? tokens_->finish() : bytes_.finish(); }
 
  private:
-  const Source& source_;
   Form form_;
   bool begun_ = false;
-  tokenizer::Utf8Stream bytes_;
+  std::optional<tokenizer::TextStream> tokens_;
+  base::Utf8Stream bytes_;
 };
 
 // The configuration that generating amounts to: the model, float32 unless `sets` say otherwise, one

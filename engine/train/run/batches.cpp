@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "engine/checkpoint/checksum.h"
+#include "engine/config/sources.h"
 #include "engine/job/job.h"
 #include "engine/job/plan.h"
 #include "meshwright/error.h"
@@ -61,9 +62,9 @@ void leave_out_from(int64_t samples, HostBatch& batch) {
     batch.targets.select(0, row).fill_(kNoTarget);
 }
 
-Batches::Batches(std::shared_ptr<const SampleSource> source, data::Sampler sampler,
-                 BatchOrder order, Settings settings)
-    : source_(source),
+Batches::Batches(data::SampleStream stream, BatchOrder order, Settings settings)
+    : documents_(stream.has_documents()),
+      weights_(stream.has_weights()),
       order_(order),
       settings_(std::move(settings)),
       // Every thread has a row to read while the rows of a micro-batch are used.
@@ -71,7 +72,7 @@ Batches::Batches(std::shared_ptr<const SampleSource> source, data::Sampler sampl
                  ? 0
                  : 1 + (settings_.workers + settings_.rows - 1) / settings_.rows),
       reader_(
-          std::move(source), sampler,
+          std::move(stream),
           {.seq_len = settings_.seq_len, .rows = settings_.rows, .workers = settings_.workers}) {
   for (int64_t i = 0; i < ahead_ && (order_.again || i < order_.count); ++i)
     slots_.push_back(begin(i));
@@ -86,17 +87,17 @@ Batches::Slot Batches::begin(int64_t number) {
   };
   Memory& memory = *slot.memory;
   data::BatchMemory raw;
-  memory.ids = room(at::kLong, source_->has_documents() ? 3 : 2);
+  memory.ids = room(at::kLong, documents_ ? 3 : 2);
   memory.tokens = memory.ids.select(0, 0);
   memory.targets = memory.ids.select(0, 1);
   raw.tokens = memory.tokens.mutable_data_ptr<int64_t>();
   raw.targets = memory.targets.mutable_data_ptr<int64_t>();
-  if (source_->has_documents()) {
+  if (documents_) {
     memory.documents = room(at::kInt, 1).select(0, 0);
     memory.positions = memory.ids.select(0, 2);
     raw.documents = memory.documents.mutable_data_ptr<int32_t>();
   }
-  if (source_->has_weights()) {
+  if (weights_) {
     memory.weights = room(at::kFloat, 1).select(0, 0);
     raw.weights = memory.weights.mutable_data_ptr<float>();
   }
@@ -216,19 +217,22 @@ data::DatasetConfig config_of(const Job& job, const std::string& table, int64_t 
   return data::dataset_config(job.impl(), table, vocab, table == "dataset" ? seed : seed + 1);
 }
 
-bool validates(const Job& job) { return data::names_data(job.table("validation_dataset")); }
-
-OpenData open_table(const Job& job, const std::string& table, int64_t vocab, uint64_t seed,
-                    const std::string& what, RunData& run, OpenData out = {}) {
-  if (!out.source) out.config = config_of(job, table, vocab, seed);
-  if (table == "dataset")
-    data::check_text_model(out.config, job.table("model").get_string("pretrained"));
-  if (!out.source) out.source = data::open_samples(out.config);
-  const std::string key = table + (out.config.plugin ? ".plugin" : ".path");
-  run.files.push_back({key, "files of the " + what, out.source->files()});
+// Told to all ranks, which must have them alike: "training data", of one with a name
+// "training data web".
+void add_to(RunData& run, const data::DatasetConfig& config, const SampleSource& source,
+            std::string what) {
+  if (!config.name.empty()) what += " " + config.name;
+  run.files.push_back({config.key(), "files of the " + what, source.files()});
   run.fingerprints.push_back(
-      {key, what, checkpoint::to_hex(data::fingerprint_of(out.config, *out.source))});
-  return out;
+      {config.key(), what, checkpoint::to_hex(data::fingerprint_of(config, source))});
+}
+
+// Those that are read one by one: of sets each.
+std::vector<data::DatasetConfig> validation_configs(const Job& job, int64_t vocab, uint64_t seed) {
+  if (!config::names_data(job.impl().config, "validation_dataset")) return {};
+  data::DatasetConfig config = config_of(job, "validation_dataset", vocab, seed);
+  if (!config.sources.empty()) return std::move(config.sources);
+  return {std::move(config)};
 }
 
 // The setting with which a sample is one document.
@@ -247,12 +251,18 @@ std::string one_document_each(const data::DatasetConfig& config) {
 OpenData prepare_run_data(const Job& job, int64_t vocab, uint64_t seed) {
   OpenData out{config_of(job, "dataset", vocab, seed), nullptr};
   data::prepare_data(out.config);
-  if (validates(job)) data::prepare_data(config_of(job, "validation_dataset", vocab, seed));
+  for (const data::DatasetConfig& one : validation_configs(job, vocab, seed)) try {
+      data::prepare_data(one);
+    } catch (const Error& error) {
+      throw data::named(error, one);
+    }
   if (data::counts_epochs(job.impl())) out.source = data::open_samples(out.config);
   return out;
 }
 
 std::vector<LanguageFile> language_of(const data::DatasetConfig& config) {
+  for (const data::DatasetConfig& one : config.sources)
+    if (std::vector<LanguageFile> out = language_of(one); !out.empty()) return out;
   if (!config.plugin) return {};
   const auto* language =
       static_cast<DatasetLanguage*>(config.plugin->kind->extension(kDatasetLanguage));
@@ -271,7 +281,10 @@ std::vector<LanguageFile> language_of(const data::DatasetConfig& config) {
 Padding padding_of(const Trainer& trainer, RunningModel& model, const data::DatasetConfig& data,
                    int64_t together) {
   // The engine's own data is not padded.
-  if (!data.plugin || !model.generates() || model.changes_batches()) return {};
+  const bool pads = data.plugin || std::ranges::any_of(data.sources, [](const auto& one) {
+                      return one.plugin.has_value();
+                    });
+  if (!pads || !model.generates() || model.changes_batches()) return {};
   const ParallelSizes& sizes = trainer.plan().shared.sizes;
   bool by_length = false;  // alike on all stages: what has no parameters lies on each
   for (const auto& module : model.module()->modules())
@@ -292,17 +305,29 @@ void check_documents_reach(torch::nn::Module& model, const std::string& name,
   throw Error(ErrorCode::bad_module, name +
                                          " has no attention core, so tokens would see those of "
                                          "other documents of their sample")
-      .key(config.table + (config.plugin ? ".plugin" : ".packing"))
+      .key(config.plugin ? config.key() : config.table + ".packing")
       .help("let attention call a meshwright::AttentionCore (meshwright/nn/attention.h)")
       .help(one_document_each(config));
 }
 
 RunData open_run_data(const Job& job, int64_t vocab, uint64_t seed, OpenData opened) {
   RunData out;
-  out.train = open_table(job, "dataset", vocab, seed, "training data", out, std::move(opened));
-  out.fingerprint = out.fingerprints.front().value;
-  if (validates(job))
-    out.validation = open_table(job, "validation_dataset", vocab, seed, "validation data", out);
+  if (!opened.source) opened.config = config_of(job, "dataset", vocab, seed);
+  if (!opened.source) opened.source = data::open_samples(opened.config);
+  if (const auto mix = opened.mix()) {
+    for (const data::Mix::Source& one : mix->sources())
+      add_to(out, one.config, *one.samples, "training data");
+  } else {
+    add_to(out, opened.config, *opened.source, "training data");
+  }
+  out.fingerprint = data::fingerprints_of(opened.config, *opened.source);
+  out.train = std::move(opened);
+  for (data::DatasetConfig& one : validation_configs(job, vocab, seed)) try {
+      out.validation.push_back({one, data::open_samples(one)});
+      add_to(out, one, *out.validation.back().source, "validation data");
+    } catch (const Error& error) {
+      throw data::named(error, one);
+    }
   return out;
 }
 

@@ -1,4 +1,4 @@
-// What a step reads: rows of a data set in the sampler's order, on the device.
+// What a step reads: rows of a stream of samples, on the device.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/data/dataset.h"
+#include "engine/data/mix.h"
 #include "engine/data/read_ahead.h"
 #include "engine/train/run/same_data.h"
 #include "engine/train/step/logits.h"
@@ -22,7 +23,7 @@
 namespace meshwright::train {
 
 // The micro-batches of one rank: number n has the rows at positions [first + n * stride, ... +
-// rows) of the sampler's order. There are `count` of them; where they come again, number `count` is
+// rows) of the stream. There are `count` of them; where they come again, number `count` is
 // number 0.
 struct BatchOrder {
   int64_t first = 0, stride = 0, count = 0;
@@ -55,8 +56,7 @@ class Batches {
     // What the model makes of a micro-batch; empty: nothing. Its sample number is set.
     std::function<void(HostBatch&)> change = {};
   };
-  Batches(std::shared_ptr<const SampleSource> source, data::Sampler sampler, BatchOrder order,
-          Settings settings);
+  Batches(data::SampleStream stream, BatchOrder order, Settings settings);
   // Until forget_before() lets go of it, the same one again: stages of a pipeline share it. Throws
   // the error of its first sample that has one.
   const MicroBatch& at(int64_t number);
@@ -73,7 +73,7 @@ class Batches {
   };
   Slot begin(int64_t number);
   Slot& slot(int64_t number) { return slots_.at(static_cast<size_t>(number - begin_)); }
-  // Of its first row, in the sampler's order.
+  // Of its first row.
   int64_t position_of(int64_t number) const {
     return order_.first + (order_.again ? number % order_.count : number) * order_.stride;
   }
@@ -86,7 +86,7 @@ class Batches {
   void change(int64_t number, Memory& memory) const;
   MicroBatch move_to_device(const std::shared_ptr<Memory>& memory) const;
 
-  std::shared_ptr<const SampleSource> source_;
+  bool documents_, weights_;
   BatchOrder order_;
   Settings settings_;
   int64_t ahead_;  // micro-batches that are read before they are asked for
@@ -100,11 +100,16 @@ class Batches {
 struct OpenData {
   data::DatasetConfig config;
   std::shared_ptr<const SampleSource> source;
+  // nullptr: the data are no mix.
+  std::shared_ptr<const data::Mix> mix() const {
+    return std::dynamic_pointer_cast<const data::Mix>(source);
+  }
 };
 struct RunData {
-  OpenData train, validation;    // validation.source: nullptr without one
-  std::string fingerprint;       // of the training data
-  std::vector<FileGroup> files;  // which all ranks must have alike
+  OpenData train;
+  std::vector<OpenData> validation;   // none; or one without a name; or those of its sets
+  data::DataFingerprint fingerprint;  // of the training data
+  std::vector<FileGroup> files;       // which all ranks must have alike
   std::vector<Fingerprint> fingerprints;
 };
 // What takes long, before the ranks meet. Of a run that is counted in epochs [dataset] is opened,

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <boost/json/string.hpp>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -205,8 +207,14 @@ std::string score_words(const char* name, double z) {
 
 }  // namespace
 
-std::string validation_words(double loss, const char* pattern) {
-  return std::isnan(loss) ? "validation loss n/a" : "validation loss " + format(pattern, loss);
+std::string validation_words(double loss, const char* pattern, const std::vector<NamedLoss>& sets) {
+  auto words = [&](double value) {
+    return std::isnan(value) ? std::string("n/a") : format(pattern, value);
+  };
+  std::string named;
+  for (const NamedLoss& set : sets)
+    named += (named.empty() ? " (" : ", ") + set.name + " " + words(set.loss);
+  return "validation loss " + words(loss) + (named.empty() ? "" : named + ")");
 }
 
 [[noreturn]] static void unwritable(const fs::path& path, int reason) {
@@ -347,16 +355,39 @@ static std::string row_begin(int64_t step) {
          ", \"completed_steps\": " + std::to_string(step + 1);
 }
 
+// {"web": 3, "code": 1}
+template <class Named, class Value>
+static std::string by_name(const std::vector<Named>& all, const Value& value) {
+  std::string out = "{";
+  for (const Named& one : all)
+    out += (out.size() > 1 ? ", " : "") + boost::json::serialize(boost::json::string(one.name)) +
+           ": " + value(one);
+  return out + "}";
+}
+
+static std::string read_fields(const std::vector<SourceRead>& read) {
+  if (read.empty()) return {};
+  return ", \"source_samples\": " +
+         by_name(read, [](const SourceRead& one) { return std::to_string(one.samples); }) +
+         ", \"source_tokens\": " +
+         by_name(read, [](const SourceRead& one) { return std::to_string(one.tokens); });
+}
+
 std::string RunFolder::step(const StepResult& r, const StepCost& c) {
-  std::string row = row_begin(r.step) + figures(r, c) + load_fields(r) + "}\n";
+  std::string row =
+      row_begin(r.step) + figures(r, c) + load_fields(r) + read_fields(c.read) + "}\n";
   metrics_->append(row);
   return row;
 }
 
-std::string RunFolder::validation(int64_t step, double loss, double auxiliary) {
+std::string RunFolder::validation(int64_t step, double loss, double auxiliary,
+                                  const std::vector<NamedLoss>& sets) {
   std::string row = row_begin(step) + ", \"validation_loss\": " + number_text(loss, "%.9g");
   if (std::isfinite(auxiliary))
     row += ", \"validation_auxiliary_loss\": " + number_text(auxiliary, "%.9g");
+  if (!sets.empty())
+    row += ", \"validation_losses\": " +
+           by_name(sets, [](const NamedLoss& set) { return number_text(set.loss, "%.9g"); });
   row += "}\n";
   metrics_->append(row);
   return row;
@@ -502,10 +533,10 @@ void Progress::say(const std::string& text) {
   drawn_ = false;
 }
 
-void Progress::validation(int64_t step, double loss) {
+void Progress::validation(int64_t step, double loss, const std::vector<NamedLoss>& sets) {
   validation_ = loss;
   say(format("step %lld/%lld  ", static_cast<long long>(step) + 1, static_cast<long long>(steps_)) +
-      validation_words(loss, "%.4f"));
+      validation_words(loss, "%.4f", sets));
 }
 
 void Progress::finish() {

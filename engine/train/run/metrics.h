@@ -20,6 +20,18 @@ namespace meshwright::train {
 
 inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
+// What a run has read of a source of its mix, from its first step on.
+struct SourceRead {
+  std::string name;
+  int64_t samples = 0, tokens = 0;  // tokens: positions, with what pads them
+};
+
+// The validation loss of a set.
+struct NamedLoss {
+  std::string name;
+  double loss = kNone;
+};
+
 // What a step cost, beside its result, and how it lies among the steps before. kNone: not known.
 struct StepCost {
   double step_ms = 0;
@@ -33,7 +45,8 @@ struct StepCost {
   // What ranks worked in the step without waiting: the median, the least and the most.
   double rank_work_ms = kNone, rank_work_ms_least = kNone, rank_work_ms_most = kNone;
   double loss_z = kNone, grad_norm_z = kNone;
-  bool skipped = false;  // its update was left out (run.skip_step_above_z)
+  bool skipped = false;               // its update was left out (run.skip_step_above_z)
+  std::vector<SourceRead> read = {};  // of a mix, with this step
 };
 
 // How evenly tokens reach the experts of a model, over many steps: a picture for people, JSON for
@@ -62,7 +75,9 @@ std::string load_fields(const StepResult& result);
 std::string load_words(const StepResult& result);
 
 // "validation loss 4.2500", by a format of printf; "n/a" where nothing was measured.
-std::string validation_words(double loss, const char* pattern);
+// `sets`: "validation loss 4.2500 (web 4.0000, code 4.5000)".
+std::string validation_words(double loss, const char* pattern,
+                             const std::vector<NamedLoss>& sets = {});
 
 // runs/<name>/ of rank 0. Throws Error(output_unwritable) naming path and reason.
 class RunFolder {
@@ -80,7 +95,8 @@ class RunFolder {
   // Both return the row, as it is in metrics.jsonl.
   std::string step(const StepResult& result, const StepCost& cost);
   // `auxiliary`: as Evaluation's; not a number: there is none.
-  std::string validation(int64_t step, double loss, double auxiliary = kNone);
+  std::string validation(int64_t step, double loss, double auxiliary = kNone,
+                         const std::vector<NamedLoss>& sets = {});
   void log(const std::string& line);
   // What was written so far is on the disk.
   void sync();
@@ -128,7 +144,7 @@ class Progress {
   Progress(report::Output& out, const report::Style& style, bool live, int64_t steps,
            bool details = false);
   void step(const StepResult& result, const StepCost& cost);
-  void validation(int64_t step, double loss);
+  void validation(int64_t step, double loss, const std::vector<NamedLoss>& sets = {});
   // A line above the live one.
   void say(const std::string& line);
   // After the last step, which may come before `steps`: its line stays on the screen. Of step

@@ -15,6 +15,7 @@
 #include "engine/checkpoint/weights/auxiliary_files.h"
 #include "engine/checkpoint/weights/safetensors.h"
 #include "engine/config/config.h"
+#include "engine/config/sources.h"
 #include "engine/job/adapters.h"
 #include "engine/job/plan.h"
 #include "engine/launch/rendezvous/error_exchange.h"
@@ -104,35 +105,54 @@ MicroBatchLoss Run::loss(Batches& batches, int64_t first, int64_t micro, const a
   return loss_of(*trainer_, *model_->running, *batch, hidden);
 }
 
-int64_t Run::validation_samples() const {
+int64_t Run::validation_samples(const OpenData& data) const {
   const int64_t batches = table("validation_dataset").get_int("num_batches"),
-                all = data_.validation.source->samples();
+                all = data.source->samples();
   return batches <= all / batch() ? batches * batch() : all;
 }
 
-int64_t Run::validation_micro_batches() const {
+int64_t Run::validation_micro_batches(const OpenData& data) const {
   const int64_t together = trainer_->local_batch() * trainer_->data_parallel_size();
-  return (validation_samples() + together - 1) / together;
+  return (validation_samples(data) + together - 1) / together;
 }
 
 // The same samples on every layout, split over the data-parallel ranks.
-Evaluation Run::evaluate() {
+Evaluation Run::evaluate(std::vector<NamedLoss>* sets) {
   disturbed_ = true;
-  const int64_t count = validation_micro_batches();
-  const Evaluation out =
-      Evaluator::run(*trainer_, count, [&](int64_t micro, const at::Tensor& hidden) {
-        return loss(*validation_batches_, validated_, micro, hidden);
-      });
-  validated_ += count;
-  return out;
+  Evaluation all;
+  double losses = 0, auxiliary = 0;
+  int64_t measured = 0;
+  for (size_t i = 0; i < validations_.size(); ++i) {
+    Validation& one = validations_[i];
+    const int64_t count = validation_micro_batches(data_.validation[i]);
+    const Evaluation found =
+        Evaluator::run(*trainer_, count, [&](int64_t micro, const at::Tensor& hidden) {
+          return loss(*one.batches, one.done, micro, hidden);
+        });
+    one.done += count;
+    if (validations_.size() == 1) all = found;
+    const std::string& name = data_.validation[i].config.name;
+    if (sets != nullptr && !name.empty()) sets->push_back({name, found.loss});
+    if (found.targets == 0) continue;
+    ++measured;
+    losses += found.loss;
+    auxiliary += found.auxiliary;
+    all.weight += found.weight;
+    all.targets += found.targets;
+  }
+  if (validations_.size() == 1) return all;
+  // Each set counts alike, however large it is.
+  all.loss = losses / static_cast<double>(measured);
+  all.auxiliary = auxiliary / static_cast<double>(measured);
+  return all;
 }
 
 // What the model makes of a micro-batch before its forward, and what is left out of a validation.
-std::function<void(HostBatch&)> Run::change_of(bool training) const {
-  const bool changes = model_->running->changes_batches();
+std::function<void(HostBatch&)> Run::change_of(const OpenData& data) const {
+  const bool changes = model_->running->changes_batches(), training = trains_on(data);
   if (training && !changes) return {};
   return [this, training, changes, batch = batch(), first = samples_before(first_step_),
-          samples = training ? 0 : validation_samples()](HostBatch& host) {
+          samples = training ? 0 : validation_samples(data)](HostBatch& host) {
     host.seed = seed_;
     host.training = training;
     host.step = training ? first_step_ + (host.sample - first) / batch : trainer_->next_step();
@@ -141,15 +161,20 @@ std::function<void(HostBatch&)> Run::change_of(bool training) const {
   };
 }
 
+data::SampleStream Run::stream_of(const OpenData& data) const {
+  if (trains_on(data) && mix_order_) return {data.mix(), *mix_order_};
+  return {data.source, data::Sampler(data.source->samples(), data.config.shuffle,
+                                     seed_ + (trains_on(data) ? 0 : 1))};
+}
+
 // Of training the first row lies behind those of the steps before; a validation begins anew.
-std::unique_ptr<Batches> Run::batches_of(bool training, int64_t count) const {
-  const OpenData& data = training ? data_.train : data_.validation;
+std::unique_ptr<Batches> Run::batches_of(const OpenData& data, int64_t count) const {
+  const bool training = trains_on(data);
   const Options& own = table(training ? "dataset" : "validation_dataset");
   const int64_t rows = trainer_->local_batch(), ranks = trainer_->data_parallel_size(),
                 before = training ? samples_before(first_step_) : 0;
   return std::make_unique<Batches>(
-      data.source,
-      data::Sampler(data.source->samples(), own.get_bool("shuffle"), seed_ + (training ? 0 : 1)),
+      stream_of(data),
       BatchOrder{.first = before + trainer_->data_parallel_rank() * rows,
                  .stride = ranks * rows,
                  .count = count,
@@ -161,13 +186,13 @@ std::unique_ptr<Batches> Run::batches_of(bool training, int64_t count) const {
                         .padding = padding_of(*trainer_, *model_->running, data.config,
                                               training ? trainer_->accumulation() : count),
                         .while_waiting = [world = world_] { world->check(); },
-                        .change = change_of(training)});
+                        .change = change_of(data)});
 }
 
 void Run::open_batches() {
-  batches_ = batches_of(/*training=*/true, (max_steps_ - first_step_) * trainer_->accumulation());
-  if (data_.validation.source)
-    validation_batches_ = batches_of(/*training=*/false, validation_micro_batches());
+  batches_ = batches_of(data_.train, (max_steps_ - first_step_) * trainer_->accumulation());
+  for (const OpenData& one : data_.validation)
+    validations_.push_back({batches_of(one, validation_micro_batches(one))});
   if (table("checkpoint").get_bool("best") && beginning_.own)
     best_ = saved_best_ = from()->meta().best;
 }
@@ -198,6 +223,12 @@ StepResult Run::train_step(int64_t step) {
 
 void Run::report_step(const StepResult& result) {
   speed_.fill(cost_, *trainer_, result.positions);
+  if (mix_order_) {
+    const std::vector<data::Mix::Source>& sources = data_.train.mix()->sources();
+    const std::vector<int64_t> read = mix_order_->read_before(samples_before(result.step + 1));
+    for (size_t i = 0; i < read.size(); ++i)
+      cost_.read.push_back({sources[i].name, read[i], read[i] * seq_len()});
+  }
   reporter_.step(result, cost_);
   if (!reporter_) return;
   for (const std::string& line : speed_.lines(*trainer_, result)) reporter_.say(line);
@@ -205,13 +236,14 @@ void Run::report_step(const StepResult& result) {
 
 // Whether the step's model is the best so far, where the best is kept.
 bool Run::validate(int64_t step) {
-  const Evaluation found = evaluate();
+  std::vector<NamedLoss> sets;
+  const Evaluation found = evaluate(&sets);
   double loss = found.loss;
   if (found.targets == 0 && !std::exchange(told_no_targets_, true))
     reporter_.say(
         "warning: validation_dataset has no target among the samples that are read: there is "
         "nothing to measure, and no checkpoint is the best by it");
-  reporter_.validation(step, found);
+  reporter_.validation(step, found, sets);
   if (!table("checkpoint").get_bool("best")) return false;
   // Save or not: one rank's last bit must not decide otherwise.
   loss = gather(*world_, loss)[0];
@@ -228,7 +260,7 @@ void Run::train(int64_t most, const AfterStep& after) {
     const StepResult result = train_step(step);
     const bool last = step + 1 == max_steps_;
     const bool better =
-        data_.validation.source &&
+        has_validation() &&
         ((step + 1) % table("validation_dataset").get_int("every_steps") == 0 || last) &&
         validate(step);
     saver_->after_step(result);
@@ -292,7 +324,7 @@ void Run::carry_files(Saver::Settings& saving, bool adapters) {
         .key("model." + model_->source.key)
         .help(
             "start the run again, and change the file once its first step is done, or not at all");
-  const bool bytes = data::reads_bytes(table("dataset"));
+  const bool bytes = config::reads_bytes(job_.impl().config, "dataset");
   ModelFiles files = read_model_files(from(), config_file_, config_text_, pretrained_, bytes);
   saving.kept = std::move(files.files);
   saving.export_dtypes = std::move(files.export_dtypes);
@@ -336,8 +368,9 @@ void Run::prepare_saving() {
   saving.background = checkpoint_table.get_bool("async");
   saving.facts.architecture = model_->outline.architecture;
   saving.facts.seq_len = data_.train.config.seq_len;
-  saving.facts.data_fingerprint = data_.fingerprint;
+  saving.facts.data_fingerprint = checkpoint::to_hex(data_.fingerprint.whole);
   saving.facts.shuffle = table("dataset").get_bool("shuffle");
+  if (mix_order_) saving.mix = [this](int64_t samples) { return mix_record(samples); };
   saving.facts.seed = seed_;
   saving.facts.max_steps = max_steps_;
   const plan::Adapters adapters = plan::adapters_in(job_.impl().config, trainer_->outline());
@@ -362,6 +395,16 @@ void Run::prepare_saving() {
     if (report.error && !goes_on) throw unsaved(*report.error, ending_, checkpoints_);
   };
   saver_ = std::make_unique<Saver>(*trainer_, std::move(saving));
+}
+
+checkpoint::MixRecord Run::mix_record(int64_t samples) const {
+  const data::MixStage& stage = mix_order_->stage_at(samples);
+  checkpoint::MixRecord out{stage.first, {}};
+  const std::vector<data::Mix::Source>& sources = data_.train.mix()->sources();
+  for (size_t i = 0; i < sources.size(); ++i)
+    out.sources.push_back({sources[i].name, checkpoint::to_hex(sources[i].fingerprint),
+                           stage.shares[i], stage.read[i]});
+  return out;
 }
 
 void Run::answer_save_request() {
@@ -505,7 +548,7 @@ class Running : public Session {
           .help("leave out the overrides");
     const generate::Source source =
         generate::Source::of_model(here.config_file(), here.model().outline.vocab_size,
-                                   data::reads_bytes(here.job().table("dataset")));
+                                   config::reads_bytes(here.job().impl().config, "dataset"));
     const std::vector<int64_t> prompt = source.prompt(request), stops = source.stops(request);
     check_generates(here.model());
     generate::check_sampling(request.temperature, request.top_k, request.top_p);

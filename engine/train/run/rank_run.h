@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/data/mix.h"
 #include "engine/train/run/batches.h"
 #include "engine/train/run/comm_trace.h"
 #include "engine/train/run/kept_files.h"
@@ -50,8 +51,10 @@ class Run {
   // At most `most` steps, of those that are left.
   void train(int64_t most = std::numeric_limits<int64_t>::max(), const AfterStep& after = {});
   void save(SaveReason reason);
-  void save_now();        // the same between steps, where there is something new to save
-  Evaluation evaluate();  // over the validation data, which must be there
+  void save_now();  // the same between steps, where there is something new to save
+  // Over the validation data, which must be there; of sets the mean of their losses, each of which
+  // `sets` hears.
+  Evaluation evaluate(std::vector<NamedLoss>* sets = nullptr);
   int finish();
 
   Trainer& trainer() { return *trainer_; }
@@ -59,7 +62,7 @@ class Run {
   const Job& job() const { return job_; }
   const std::filesystem::path& path() const { return run_path_; }
   const std::filesystem::path& config_file() const { return config_file_; }
-  bool has_validation() const { return data_.validation.source != nullptr; }
+  bool has_validation() const { return !data_.validation.empty(); }
   int64_t seq_len() const { return data_.train.config.seq_len; }
 
  private:
@@ -69,6 +72,8 @@ class Run {
   void make_trainer();
   void load();
   void report_start();
+  void order_mix();
+  checkpoint::MixRecord mix_record(int64_t samples) const;
   std::vector<std::string> startup_notices() const;
   void report_job();
   void prepare_saving();
@@ -84,9 +89,9 @@ class Run {
   // Of a validation, each once: as many as num_batches steps would read, or all where they are
   // fewer; and this rank's micro-batches that hold them, the last of which may have rows without
   // targets.
-  int64_t validation_samples() const;
-  int64_t validation_micro_batches() const;
-  std::string validation_text() const;
+  int64_t validation_samples(const OpenData& data) const;
+  int64_t validation_micro_batches(const OpenData& data) const;
+  std::string validation_text(const OpenData& data) const;
   void answer_save_request();
   void write_traces();
   void say_prediction_error();
@@ -97,9 +102,11 @@ class Run {
     at::manual_seed(generator_seed(seed_, step, trainer_->plan()));
   }
   const Options& table(const char* name) const { return job_.table(name); }
-  std::function<void(HostBatch&)> change_of(bool training) const;
+  std::function<void(HostBatch&)> change_of(const OpenData& data) const;
   // This rank's micro-batches of training, or of a validation.
-  std::unique_ptr<Batches> batches_of(bool training, int64_t count) const;
+  std::unique_ptr<Batches> batches_of(const OpenData& data, int64_t count) const;
+  bool trains_on(const OpenData& data) const { return &data == &data_.train; }
+  data::SampleStream stream_of(const OpenData& data) const;
   // Samples of a step, on all ranks.
   int64_t batch() const {
     return trainer_->local_batch() * trainer_->accumulation() * trainer_->data_parallel_size();
@@ -133,9 +140,15 @@ class Run {
   double loading_ms_ = 0;
   std::string aside_;  // where checkpoints are now that the run does not continue
   Reporter reporter_;
-  std::unique_ptr<Batches> batches_, validation_batches_;
-  int64_t validated_ = 0;           // micro-batches
-  std::optional<Exports> exports_;  // the saver, and its thread, may be at it
+  std::unique_ptr<Batches> batches_;
+  std::optional<data::MixOrder> mix_order_;  // of a mix
+  std::string mix_changed_;                  // what to tell of one that goes on by other weights
+  struct Validation {
+    std::unique_ptr<Batches> batches;
+    int64_t done = 0;  // micro-batches
+  };
+  std::vector<Validation> validations_;  // as data_.validation
+  std::optional<Exports> exports_;       // the saver, and its thread, may be at it
   std::unique_ptr<Saver> saver_;
   // The lowest validation loss so far, and that of the last checkpoint; empty where none is kept.
   std::optional<checkpoint::BestLoss> best_, saved_best_;

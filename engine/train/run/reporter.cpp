@@ -72,12 +72,14 @@ void Reporter::step(const StepResult& result, const StepCost& cost) {
   if (progress_) progress_->step(result, cost);
 }
 
-void Reporter::validation(int64_t step, const Evaluation& found) {
+void Reporter::validation(int64_t step, const Evaluation& found,
+                          const std::vector<NamedLoss>& sets) {
   if (!folder_) return;
-  const std::string row = folder_->validation(step, found.loss, found.auxiliary);
+  const std::string row = folder_->validation(step, found.loss, found.auxiliary, sets);
   if (monitors_) monitors_->row(row);
-  if (progress_) progress_->validation(step, found.loss);
-  folder_->log("step " + std::to_string(step + 1) + "  " + validation_words(found.loss, "%.6f"));
+  if (progress_) progress_->validation(step, found.loss, sets);
+  folder_->log("step " + std::to_string(step + 1) + "  " +
+               validation_words(found.loss, "%.6f", sets));
 }
 
 void Reporter::saved(const SaveReport& report, bool goes_on) {

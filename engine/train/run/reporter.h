@@ -51,7 +51,7 @@ class Reporter {
   void show(const std::string& text);  // on the screen alone
   void put(const std::string& name, const std::string& contents) const;  // a file of the folder
   void step(const StepResult& result, const StepCost& cost);
-  void validation(int64_t step, const Evaluation& found);
+  void validation(int64_t step, const Evaluation& found, const std::vector<NamedLoss>& sets = {});
   // A line in the log for every save; on the screen the last, and those that failed. `goes_on`: the
   // run lives with a failure.
   void saved(const SaveReport& report, bool goes_on);

@@ -7,6 +7,7 @@
 #include "engine/checkpoint/weights/model_tensors.h"
 #include "engine/config/config.h"
 #include "engine/data/dataset.h"
+#include "engine/data/mix.h"
 #include "engine/job/adapters.h"
 #include "engine/job/job.h"
 #include "engine/job/plan.h"
@@ -155,9 +156,12 @@ void Run::open_data() {
   check_sample(options_, model_->outline.vocab_size);
   if (options_.sample_bytes > 0) check_generates(*model_);
   data_ = open_run_data(job_, model_->outline.vocab_size, seed_, std::move(opened_));
-  for (const OpenData* data : {&data_.train, &data_.validation})
-    if (data->source && data->source->has_documents())
-      check_documents_reach(*model_->module(), model_->outline.architecture, data->config);
+  auto reach = [&](const OpenData& data) {
+    if (data.source->has_documents())
+      check_documents_reach(*model_->module(), model_->outline.architecture, data.config);
+  };
+  reach(data_.train);
+  std::ranges::for_each(data_.validation, reach);
   if (std::string said =
           check_same_data(*world_, files_read(), table("dataset").get_string("verify") == "whole");
       !said.empty())
@@ -176,10 +180,11 @@ void Run::make_trainer() {
   // Batches, of training and validation, are of one size unless what pads them is left out, and a
   // text is the same on every rank. A plugin's model may bring some of the tokens only.
   auto cut = [&](const OpenData& data) {
-    return data.source && !data.source->has_documents() &&
+    return !data.source->has_documents() &&
            padding_of(*trainer_, *model_->running, data.config, 1).multiple > 0;
   };
-  if (model_->source.plugin == nullptr && !cut(data_.train) && !cut(data_.validation))
+  if (model_->source.plugin == nullptr && !cut(data_.train) &&
+      std::ranges::none_of(data_.validation, cut))
     for (auto& [name, block] : find_moe_blocks(*model_->module()))
       if (auto* dispatcher = dynamic_cast<EvenTokens*>(&block->dispatcher()))
         dispatcher->promise_even_tokens();
@@ -214,6 +219,37 @@ void Run::load() {
   loading_ms_ = base::ms_since(begin);
   aside_ = set_aside(beginning_, *world_, checkpoints_);
   first_step_ = trainer_->next_step();
+  order_mix();
+}
+
+// A mix goes on where its checkpoint was, with the sources in the order that they had there.
+void Run::order_mix() {
+  const std::shared_ptr<const data::Mix> mix = data_.train.mix();
+  if (mix == nullptr) return;
+  if (from() == nullptr || !from()->meta().mix) {
+    mix_order_ = mix->order(batch());
+    return;
+  }
+  const checkpoint::Meta& meta = from()->meta();
+  data::MixStage then{meta.mix->first, {}, {}};
+  std::vector<std::string> names;
+  for (const checkpoint::MixedSource& source : meta.mix->sources) {
+    names.push_back(source.name);
+    then.shares.push_back(source.share);
+    then.read.push_back(source.read);
+  }
+  const std::shared_ptr<const data::Mix> ordered = mix->in_order_of(names);
+  data_.train.source = ordered;
+  mix_order_ = ordered->order_after(then, meta.step, meta.samples, batch());
+  const data::MixStage& now = mix_order_->stage_at(meta.samples);
+  then.shares.resize(now.shares.size());
+  if (then.shares == now.shares) return;
+  const std::vector<int64_t> read = mix_order_->read_before(meta.samples);
+  mix_changed_ = "[[dataset.mix]] goes on by other weights:";
+  for (size_t i = 0; i < now.shares.size(); ++i)
+    mix_changed_ += (i > 0 ? ", " : " ") + ordered->sources()[i].name + " " +
+                    data::share_text(now.shares, i) + " (was " + data::share_text(then.shares, i) +
+                    ", " + text::counted(read[i], "sample") + " read)";
 }
 
 void Run::report_start() {
@@ -238,6 +274,7 @@ void Run::report_start() {
   if (table("checkpoint").get_string("on_failure") == "continue") reporter_.outlive_full_disks();
   report_job();
   if (!changes.empty()) reporter_.say(changes);
+  if (!mix_changed_.empty()) reporter_.say(mix_changed_);
   for (const std::string& line : told) reporter_.say(line);
   if (!prediction_error_.warning().empty())
     reporter_.say("warning: " + prediction_error_.warning());
@@ -258,9 +295,10 @@ std::vector<std::string> Run::startup_notices() const {
 }
 
 // "validation: 3 files, 1,280 bytes, 16 of 19 samples"
-std::string Run::validation_text() const {
-  const int64_t used = validation_samples(), all = data_.validation.source->samples();
-  std::string out = "validation: " + data_.validation.source->describe();
+std::string Run::validation_text(const OpenData& data) const {
+  const int64_t used = validation_samples(data), all = data.source->samples();
+  std::string out = "validation" + (data.config.name.empty() ? "" : " " + data.config.name) + ": " +
+                    data.source->describe();
   const std::string many = text::counted(all, "sample");
   if (used < all)
     out += ", " + report::human_count(used) + " of " + many;
@@ -298,19 +336,24 @@ void Run::report_job() {
   const int64_t samples = data_.train.source->samples();
   reporter_.say("data: " + data_.train.source->describe() + ", " + report::human_count(samples) +
                 (samples == 1 ? " sample" : " samples"));
-  if (data_.validation.source) reporter_.say(validation_text());
-  for (const OpenData* one : {&data_.train, &data_.validation}) {
-    if (!one->source) continue;
-    for (const std::string& line : one->source->report())
-      reporter_.say(one->config.table + ": " + line);
-    // Rows share samples: the batch says little of how many a step learns from.
-    const DatasetInspector* rows = one == &data_.train ? data::inspector_of(one->config) : nullptr;
-    if (rows == nullptr) continue;
-    reporter_.say(
-        one->config.table + ": " +
-        data::tell_steps(one->source->samples(), batch(),
-                         data::documents_in(rows->numbers(data::request_of(one->config)))));
+  for (const OpenData& one : data_.validation) reporter_.say(validation_text(one));
+  auto say_of = [&](const OpenData& one) {
+    const std::string name =
+        one.config.table + (one.config.name.empty() ? "" : " " + one.config.name);
+    for (const std::string& line : one.source->report()) reporter_.say(name + ": " + line);
+  };
+  say_of(data_.train);
+  if (const std::shared_ptr<const data::Mix> mix = data_.train.mix()) {
+    const int64_t samples_read = samples_before(trainer_->max_steps());
+    for (const std::string& line : data::lines_of(*mix, mix_order_->read_before(samples_read)))
+      reporter_.say("dataset: " + line);
   }
+  // Rows share samples: the batch says little of how many a step learns from.
+  if (const DatasetInspector* rows = data::inspector_of(data_.train.config))
+    reporter_.say("dataset: " + data::tell_steps(samples, batch(),
+                                                 data::documents_in(rows->numbers(
+                                                     data::request_of(data_.train.config)))));
+  std::ranges::for_each(data_.validation, say_of);
 }
 
 }  // namespace meshwright::train

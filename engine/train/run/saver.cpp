@@ -166,6 +166,7 @@ checkpoint::Meta Saver::describe(int64_t samples, double lr) const {
   checkpoint::Meta meta = settings_.facts;
   meta.step = report_.step;
   meta.samples = samples;
+  if (settings_.mix) meta.mix = settings_.mix(samples);
   meta.lr = lr;
   meta.best = report_.best;
   meta.created = base::utc_now();

@@ -92,6 +92,8 @@ class Saver {
     // dtypes by name.
     checkpoint::Meta facts;
     std::vector<std::pair<std::string, DType>> export_dtypes;
+    // How a mix of data sets is read at a position; empty: the data are none.
+    std::function<checkpoint::MixRecord(int64_t samples)> mix;
     // Weights that facts.base holds, by parameter, with their tensors there. Those that do not
     // train are left to it.
     std::map<std::string, std::string> in_base;

@@ -10,5 +10,5 @@ if [ -z "${MODEL:-}" ]; then  # the small model of ../pretrain, and its sums as 
   TEXT=${TEXT:-runs/differences.txt}
 fi
 
-meshwright tokenize "${TEXT:?names the text to learn from}" --tokenizer "$MODEL" --out runs/train.bin --document-end eos --force
+export TEXT="${TEXT:?names the text to learn from}"
 meshwright train job.toml --nproc "${NPROC:-2}" "$@"

@@ -2,12 +2,7 @@
 # From text files to a Hugging Face folder, runs/hf. Arguments go to `meshwright train`.
 set -euo pipefail
 cd "$(dirname "$0")"
-text=${TEXT:-runs/text}  # a folder with train/ and held_out/
-[ -n "${TEXT:-}" ] || ./make_text.sh "$text"
-
-for part in train held_out; do
-  meshwright tokenize "$text/$part" --tokenizer model --out "runs/$part.bin" --document-end eos --force
-done
+[ -n "${TEXT:-}" ] || ./make_text.sh runs/text  # TEXT: a folder with train/ and held_out/
 meshwright train job.toml --nproc "${NPROC:-2}" "$@"
 meshwright checkpoint export "runs/${RUN:-pretrain}" --out runs/hf
 meshwright generate runs/hf --prompt 'twenty plus two is' --temperature 0 --max-new 6

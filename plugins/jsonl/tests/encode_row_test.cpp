@@ -30,7 +30,7 @@ constexpr int64_t kStart = 257, kEnd = 258;
 
 Row row_of(const std::string& json) {
   const meshwright::chat::Value value = meshwright::chat::parse_json(json);
-  return read_row(value, meshwright::jsonl::kind_of(value).value(), "f:1");
+  return read_row(value, meshwright::jsonl::form_of(value, {}, "f:1"), "f:1");
 }
 
 // The text with [ and ] around what is learnt.

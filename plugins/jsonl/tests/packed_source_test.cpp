@@ -120,6 +120,42 @@ TEST_CASE("documents without targets are left out, once they are cut") {
   CHECK(read(source, 0, 4).tokens == Ids{7, 0, 0, 0});
 }
 
+TEST_CASE("a row's weight is that of its targets, and one of 0 is left out") {
+  for (const Packing packing : {Packing::best_fit, Packing::none}) {
+    const PackedSource source(store_of({{{10, 11, 12}, {{1, 3}}, 0, 0.5F},
+                                        {{20, 21}, {{1, 2}}, 0, 3},
+                                        {{30, 31}, {{1, 2}}, 0, 0}}),
+                              settings(4, packing));
+    CHECK(source.has_weights());
+    CHECK(source.counts().used == 2);
+    CHECK(source.counts().of_weight_0 == 1);
+    CHECK(source.counts().without_targets == 0);
+    CHECK(source.report()[0].starts_with("3 rows, 2 used, 1 left out with a weight of 0; "));
+    int64_t targets = 0;
+    for (int64_t s = 0; s < source.samples(); ++s) {
+      Sample sample = read(source, s, 4);
+      std::vector<float> weights(4, -7);
+      source.read(s, {sample.tokens, sample.targets, sample.documents, weights});
+      for (size_t i = 0; i < 4; ++i) {
+        CAPTURE(i);
+        const int64_t target = sample.targets[i];
+        if (target == kNo) CHECK(weights[i] == 0);
+        if (target == kNo) continue;
+        ++targets;
+        CHECK(weights[i] == (target < 20 ? 0.5F : 3.0F));
+      }
+    }
+    CHECK(targets == 3);
+  }
+  CHECK_FALSE(PackedSource(store_of({{{1, 2}, {{1, 2}}, 0}}), settings(4)).has_weights());
+  const Error none =
+      jsonl_test::thrown([] { PackedSource(store_of({{{1, 2}, {{1, 2}}, 0, 0}}), settings(4)); });
+  CHECK(none.message().ends_with(", 1 of weight 0"));
+  CHECK(none.helps() ==
+        std::vector<std::string>{
+            "give rows a weight above 0, or leave dataset.jsonl.fields.weight out"});
+}
+
 TEST_CASE("nothing left says what would have to change") {
   auto thrown = [](const Document& document, const SampleSettings& with,
                    const StoreCounts& counts = {}) {
@@ -253,7 +289,7 @@ TEST_CASE("what is told when a run starts") {
             "row "
             "has 7",
             "6 positions, 83.3% with targets, in 2 packs of 4, 75.0% filled, 1.0 documents each",
-            "the \"system\" of 1 row stands before its messages",
+            "the system text of 1 row stands before its messages",
             "the \"chat_template_kwargs\" of 2 rows go to the template",
             "keys of rows that are not read, with how many rows have them: \"history\" 3, "
             "\"source\" 2",

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "given.h"
@@ -16,7 +17,10 @@ using jsonl_test::thrown;
 using meshwright::Error;
 using meshwright::ErrorCode;
 using meshwright::chat::parse_json;
+using meshwright::jsonl::Asked;
 using meshwright::jsonl::Chunk;
+using meshwright::jsonl::Form;
+using meshwright::jsonl::form_of;
 using meshwright::jsonl::parse_row;
 using meshwright::jsonl::Row;
 using meshwright::jsonl::RowFile;
@@ -24,7 +28,10 @@ using meshwright::jsonl::RowKind;
 using meshwright::jsonl::RowPiece;
 
 Row read(const std::string& json, RowKind kind = RowKind::messages) {
-  return read_row(parse_json(json), kind, "f:7");
+  const meshwright::chat::Value value = parse_json(json);
+  Asked asked;
+  asked.format = kind;
+  return read_row(value, form_of(value, asked, "f:7"), "f:7");
 }
 
 std::string said(const std::string& json, RowKind kind = RowKind::messages) {
@@ -74,8 +81,8 @@ TEST_CASE("a key that is null is absent") {
   CHECK(read(R"({"messages": null, "conversations": [{"from": "human", "value": "h"}]})")
             .messages.as_list()
             .size() == 1);
-  CHECK(meshwright::jsonl::kind_of(
-            parse_json(R"({"prompt": "p", "completion": null, "text": "t"})")) == RowKind::text);
+  CHECK(form_of(parse_json(R"({"prompt": "p", "completion": null, "text": "t"})"), {}, "f:7")
+            .shape() == Form::Shape::text);
   CHECK(said(R"({"messages": null, "id": 1})").ends_with("its keys: messages (null), id"));
 }
 
@@ -144,24 +151,23 @@ TEST_CASE("a row's own system text is a message before the others") {
   CHECK(text_of(row, 0, "content") == "s");
   CHECK(row.own_system);
   CHECK(row.trained == std::vector<bool>{true, true, false});
-  CHECK(name_of_message(row, 0) == "system");
-  CHECK(name_of_message(row, 2) == "conversations[1]");
+  CHECK(row.names.at(0) == "system");
+  CHECK(row.names.at(2) == "conversations[1]");
   const Row pair = read(
       R"({"system": "s", "prompt": [{"role": "user", "content": "p"}], "completion": [{"role": "assistant", "content": "c"}]})",
       RowKind::prompt_completion);
   CHECK(text_of(pair, 0, "content") == "s");
   CHECK(pair.completion_at == 2);
-  CHECK(name_of_message(pair, 1) == "prompt[0]");
-  CHECK(name_of_message(pair, 2) == "completion[0]");
+  CHECK(pair.names.at(1) == "prompt[0]");
+  CHECK(pair.names.at(2) == "completion[0]");
   // Without one they have the row's own numbers.
-  CHECK(name_of_message(read(R"({"messages": [{"role": "u"}, {"role": "u"}]})"), 1) ==
-        "messages[1]");
-  CHECK(name_of_message(read(R"({"conversations": [{"role": "u"}]})"), 0) == "conversations[0]");
+  CHECK(read(R"({"messages": [{"role": "u"}, {"role": "u"}]})").names.at(1) == "messages[1]");
+  CHECK(read(R"({"conversations": [{"role": "u"}]})").names.at(0) == "conversations[0]");
   const Row own =
       read(R"({"prompt": [{"role": "u"}], "completion": [{"role": "a"}, {"role": "b"}]})",
            RowKind::prompt_completion);
-  CHECK(name_of_message(own, 0) == "prompt[0]");
-  CHECK(name_of_message(own, 2) == "completion[1]");
+  CHECK(own.names.at(0) == "prompt[0]");
+  CHECK(own.names.at(2) == "completion[1]");
   // None, or the one that is there.
   for (const char* none : {"null", "\"\""})
     CHECK_FALSE(read(R"({"messages": [{"role": "user"}], "system": )" + std::string(none) + "}")
@@ -254,22 +260,433 @@ TEST_CASE("rows that are refused") {
   }
 }
 
+// "user: a | assistant: b" of messages, "a => b" of a pair that is joined, "a" of a text.
+std::string shown(const Row& row) {
+  if (row.messages.as_list().empty())
+    return row.kind == RowKind::text ? row.completion : row.prompt + " => " + row.completion;
+  std::string out;
+  for (size_t i = 0; i < row.messages.as_list().size(); ++i)
+    out += (i == 0 ? "" : " | ") + text_of(row, i, "role") + ": " + text_of(row, i, "content") +
+           (row.trained[i] ? "" : " (0)");
+  return out;
+}
+
+using Fields = std::vector<std::pair<const char*, const char*>>;
+
+Asked asked_of(const std::string& format, const Fields& fields) {
+  Asked out;
+  for (const RowKind kind : {RowKind::messages, RowKind::prompt_completion, RowKind::text})
+    if (format == name_of(kind)) out.format = kind;
+  for (const auto& [part, column] : fields) out.set(part, column);
+  out.check();
+  return out;
+}
+
+TEST_CASE("rows of other programs are known by their columns, and what they become is told") {
+  struct Case {
+    const char *row, *shown, *told;
+    const char* format = "auto";
+    Fields fields = {};
+  };
+  for (
+      const Case& one : std::initializer_list<Case>{
+          {R"({"instruction": "I", "input": "", "output": "O"})", "user: I | assistant: O",
+           "rows are alpaca: instruction, input -> user; output -> assistant"},
+          {R"({"instruction": "I", "input": "X", "output": "O"})", "user: I\nX | assistant: O",
+           "rows are alpaca: instruction, input -> user; output -> assistant"},
+          {R"({"instruction": "I", "output": "O", "system": "S", "history": [["a", "b"]]})",
+           "system: S | user: a | assistant: b | user: I | assistant: O",
+           "rows are alpaca: system -> system; history -> earlier turns; instruction -> user; "
+           "output -> assistant"},
+          {R"({"instruction": "I", "input": "X", "output": "O"})", "I\nX => O",
+           "rows are alpaca: instruction, input -> prompt; output -> completion",
+           "prompt_completion"},
+          {R"({"instruction": "I", "context": "C", "response": "R", "category": "c"})",
+           "user: I\nC | assistant: R",
+           "rows are instruction/response: instruction, context -> user; response -> assistant"},
+          {R"({"question": "Q", "answer": 4})", "user: Q | assistant: 4",
+           "rows are question/answer: question -> user; answer -> assistant"},
+          {R"({"context": "C", "question": "Q", "answer": "A"})", "user: C\nQ | assistant: A",
+           "rows are question/answer: context, question -> user; answer -> assistant"},
+          {R"({"system_prompt": "S", "question": "Q", "response": "R"})",
+           "system: S | user: Q | assistant: R",
+           "rows are question/response: system_prompt -> system; question -> user; response -> "
+           "assistant"},
+          {R"({"query": "Q", "response": "R"})", "user: Q | assistant: R",
+           "rows are query/response: query -> user; response -> assistant"},
+          {R"({"prompt": "P", "response": "R"})", "user: P | assistant: R",
+           "rows are prompt/response: prompt -> user; response -> assistant"},
+          {R"({"input": "I", "output": "O"})", "user: I | assistant: O",
+           "rows are input/output: input -> user; output -> assistant"},
+          // Their own names, which TRL joins too; a system text makes a chat of them.
+          {R"({"prompt": "p", "completion": "c"})", "p => c", ""},
+          {R"({"prompt": "p", "completion": "c"})", "user: p | assistant: c",
+           "rows are prompt_completion: prompt -> user; completion -> assistant", "messages"},
+          {R"({"system": "Sys", "prompt": "hi", "completion": "yo"})",
+           "system: Sys | user: hi | assistant: yo",
+           "rows are prompt_completion: system -> system; prompt -> user; completion -> "
+           "assistant"},
+          {R"({"text": "t", "input": "i"})", "t", ""},
+          {R"({"instruction": "I", "output": "O", "text": "t"})", "t", "", "text"},
+          // Conversations.
+          {R"({"system": "You are X", "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}]})",
+           "system: You are X | user: hi | assistant: yo",
+           "rows are ShareGPT: conversations -> messages; system -> system"},
+          {R"({"conversation": [{"role": "Human", "content": "hi"}, {"role": "bot", "content": "yo"}]})",
+           "user: hi | assistant: yo", "rows are ShareGPT: conversation -> messages"},
+          {R"({"messages": [{"speaker": "human", "text": "hi"}, {"speaker": "model", "text": "yo", "weight": 0}]})",
+           "user: hi | assistant: yo (0)", ""},
+          {R"({"messages": [{"role": "user", "content": "hi"}, {"role": "bot", "content": "yo"}]})",
+           "user: hi | bot: yo", ""},
+          {R"({"conversations": [{"from": "user", "value": "a"}, {"from": "function-call", "value": "{\"name\": \"f\", \"arguments\": {}}"}, {"from": "observation", "value": "b"}, {"from": "assistant", "value": "c"}]})",
+           "user: a | assistant:  | tool: b | assistant: c",
+           "rows are ShareGPT: conversations -> messages"},
+          // As `fields` says.
+          {R"({"data": {"question": "Q"}, "answers": [{"text": "A"}]})",
+           "user: Q | assistant: A",
+           "rows are read by dataset.jsonl.fields: data.question -> user; answers.0.text -> "
+           "assistant",
+           "auto",
+           {{"prompt", "data.question"}, {"completion", "answers.0.text"}}},
+          {R"({"a.b": "Q", "c": "A"})",
+           "Q => A",
+           "rows are read by dataset.jsonl.fields: a.b -> prompt; c -> completion",
+           "prompt_completion",
+           {{"prompt", "a.b"}, {"completion", "c"}}},
+          {R"({"i": "I", "x": null, "o": "O", "s": "S"})",
+           "system: S | user: # I\n | assistant: O",
+           "rows are read by dataset.jsonl.fields: s -> system; i, x -> user; o -> assistant",
+           "auto",
+           {{"prompt", "# {i}\n## {x}\n"}, {"completion", "o"}, {"system", "s"}}},
+          {R"({"i": "I", "o": "O"})",
+           "{I} => O",
+           "rows are read by dataset.jsonl.fields: i -> prompt; o -> completion",
+           "prompt_completion",
+           {{"prompt", "{x?}\n\n{{{i}}}"}, {"completion", "o"}}},
+          {R"({"prompt": "P", "chosen": "C", "rejected": "R"})",
+           "user: P | assistant: C",
+           "rows are read by dataset.jsonl.fields: prompt -> user; chosen -> assistant",
+           "auto",
+           {{"completion", "chosen"}}},
+          {R"({"prompt": [{"role": "user", "content": "P"}], "chosen": [{"role": "assistant", "content": "C"}]})",
+           "user: P | assistant: C",
+           "rows are read by dataset.jsonl.fields: prompt -> user; chosen -> assistant",
+           "auto",
+           {{"completion", "chosen"}}},
+          {R"({"question": "P", "chosen": [{"from": "gpt", "value": "C"}]})",
+           "user: P | assistant: C",
+           "rows are read by dataset.jsonl.fields: question -> user; chosen -> assistant",
+           "auto",
+           {{"completion", "chosen"}}},
+          {R"({"talk": [{"from": "human", "value": "hi"}], "prompt": "p", "completion": "c"})",
+           "user: hi",
+           "rows are read by dataset.jsonl.fields: talk -> messages",
+           "auto",
+           {{"messages", "talk"}}},
+          {R"({"title": "T", "body": "B"})",
+           "T\nB",
+           "rows are read by dataset.jsonl.fields: title, body -> text",
+           "auto",
+           {{"text", "{title}\n{body}"}}},
+          {R"({"question": "Q", "answer": "A", "score": 0.5})",
+           "user: Q | assistant: A",
+           "rows are question/answer: question -> user; answer -> assistant; score -> weight",
+           "auto",
+           {{"weight", "score"}}},
+          {R"({"messages": [{"role": "user", "content": "a"}], "persona": "S"})",
+           "system: S | user: a",
+           "",
+           "auto",
+           {{"system", "persona"}}}}) {
+    CAPTURE(one.row);
+    CAPTURE(one.format);
+    const meshwright::chat::Value row = parse_json(one.row);
+    const Form form = form_of(row, asked_of(one.format, one.fields), "f:7");
+    CHECK(form.told == one.told);
+    CHECK(shown(read_row(row, form, "f:7")) == one.shown);
+  }
+}
+
+TEST_CASE("a call in a conversation of other names is one of tools") {
+  const Row row = read(
+      R"({"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": "[{\"name\": \"f\", \"arguments\": {\"x\": 1}}]"}, {"from": "bot", "value": "b"}]})");
+  const meshwright::chat::Value& call =
+      row.messages.as_list().at(1).get("tool_calls")->as_list().at(0);
+  CHECK(call.get("function")->get("name")->as_string() == "f");
+  CHECK(call.get("function")->get("arguments")->get("x")->as_integer() == 1);
+  CHECK(row.renamed == 2);  // human is no news
+  CHECK(said(R"({"conversations": [{"from": "function_call", "value": "f"}]})") ==
+        "error[E0701]: f:7: conversations[0] is a function_call without {\"name\": ..., "
+        "\"arguments\": ...} as JSON");
+}
+
+TEST_CASE("the first row decides, and rows that do not fit are named") {
+  struct Case {
+    const char *first, *row, *said;
+    Fields fields = {};
+  };
+  for (const Case& one : std::initializer_list<Case>{
+           {R"({"instruction": "I", "output": "O"})",
+            R"({"instruction": "I", "input": "X", "output": ""})", "user: I\nX | assistant: "},
+           {R"({"instruction": "I", "output": "O"})", R"({"instruction": "I", "out": "O"})",
+            "f:9: the row has no \"output\"; its keys: instruction, out"},
+           {R"({"question": "Q", "answer": "A"})", R"({"question": "Q", "response": "A"})",
+            "f:9: the row is of kind question/response, but the rows of this data set are of kind "
+            "question/answer"},
+           {R"({"question": "Q", "answer": "A"})", R"({"messages": [{"role": "user"}]})",
+            "f:9: the row is of kind messages, but the rows of this data set are of kind "
+            "question/answer"},
+           {R"({"question": "Q", "answer": "A"})",
+            R"({"question": "Q", "answer": "A", "text": "t"})", "user: Q | assistant: A"},
+           {R"({"question": "Q", "answer": "A"})", R"({"question": "Q", "answer": {"a": 1}})",
+            "f:9: \"answer\" is an object, where a string belongs"},
+           {R"({"messages": [{"role": "user", "content": "a"}]})",
+            R"({"conversations": [{"from": "human", "value": "a"}]})", "user: a"},
+           // A template or none: not by the row.
+           {R"({"system": "S", "prompt": "p", "completion": "c"})",
+            R"({"prompt": "p", "completion": "c"})", "user: p | assistant: c"},
+           {R"({"prompt": "p", "completion": "c"})",
+            R"({"system": "S", "prompt": "p", "completion": "c"})",
+            "f:9: the row has a \"system\" beside a \"prompt\" that is a string, and no template "
+            "joins these two"},
+           {R"({"prompt": "p", "completion": "c"})",
+            R"({"prompt": "p", "completion": [{"role": "assistant", "content": "c"}]})",
+            "f:9: \"prompt\" is a string and \"completion\" is a list; they are two strings or two "
+            "lists of messages"},
+           {R"({"q": "Q", "a": "A"})",
+            R"({"q": "Q", "A": "A"})",
+            "f:9: the row has no \"a\"; its keys: q, A",
+            {{"prompt", "q"}, {"completion", "a"}}},
+           {R"({"q": {"t": "Q"}, "a": ["A"]})",
+            R"({"q": {"u": "Q"}, "a": ["A"]})",
+            "f:9: \"q\" has no \"t\"; its keys: u",
+            {{"prompt", "q.t"}, {"completion", "a.0"}}},
+           {R"({"q": {"t": "Q"}, "a": ["A"]})",
+            R"({"q": {"t": "Q"}, "a": []})",
+            "f:9: \"a\" is a list without \"0\": it has 0 items",
+            {{"prompt", "q.t"}, {"completion", "a.0"}}},
+           {R"({"q": "Q", "a": "A"})",
+            R"({"q": "Q", "a": null})",
+            "f:9: \"a\" is null",
+            {{"prompt", "q"}, {"completion", "a"}}},
+           {R"({"p": "Q", "c": "A"})",
+            R"({"p": "Q", "c": [{"role": "user", "content": "Q"}]})",
+            "f:9: c[0] is of the role \"user\", and not an answer to the prompt",
+            {{"prompt", "p"}, {"completion", "c"}}}}) {
+    CAPTURE(one.first);
+    CAPTURE(one.row);
+    const Form form = form_of(parse_json(one.first), asked_of("auto", one.fields), "f:1");
+    std::string said;
+    try {
+      said = shown(read_row(parse_json(one.row), form, "f:9"));
+    } catch (const Error& error) {
+      said = error.message();
+      CHECK(error.code() == ErrorCode::bad_dataset);
+    }
+    CHECK(said == one.said);
+  }
+}
+
+// What stands in the help between this and its end, as the options take it.
+std::vector<std::pair<std::string, std::string>> settings_in(const std::string& help) {
+  std::vector<std::pair<std::string, std::string>> out;
+  const size_t table = help.find("fields = { ");
+  size_t at = table == std::string::npos ? help.find("fields.") + 7 : table + 11;
+  for (;;) {
+    const size_t equals = help.find(" = \"", at);
+    if (equals == std::string::npos) return out;
+    const size_t end = help.find('"', equals + 4);
+    std::string value = help.substr(equals + 4, end - equals - 4);
+    for (size_t feed; (feed = value.find("\\n")) != std::string::npos;)
+      value.replace(feed, 2, "\n");
+    out.emplace_back(help.substr(at, equals - at), value);
+    at = help.find(", ", end);
+    if (at == std::string::npos || table == std::string::npos) return out;
+    at += 2;
+  }
+}
+
+TEST_CASE(
+    "rows that can be read in several ways, or in none, are refused with settings that work") {
+  struct Case {
+    const char *row, *said;
+    std::vector<std::string> become;  // by each setting
+  };
+  for (
+      const Case& one : std::initializer_list<Case>{
+          {R"({"instruction": "I", "input": "", "output": "O", "text": "t"})",
+           "the row can be read as a question with its answer (instruction, output), or a text "
+           "(text)",
+           {"user: I | assistant: O", "t"}},
+          {R"({"question": "Q", "answer": "A", "response": "R"})",
+           "the row can be read as a question with its answer (question, response), or a question "
+           "with its answer (question, answer)",
+           {"user: Q | assistant: R", "user: Q | assistant: A"}},
+          {R"({"messages": [{"role": "user", "content": "a"}], "conversations": [{"from": "human", "value": "b"}]})",
+           "the row can be read as a conversation (messages), or a conversation (conversations)",
+           {"user: a", "user: b"}},
+          {R"({"conversation": [{"role": "user", "content": "a"}], "text": "t"})",
+           "the row can be read as a conversation (conversation), or a text (text)",
+           {"user: a", "t"}},
+          {R"({"prompt": "P", "chosen": "C", "rejected": "R"})",
+           "the row has a \"chosen\" and a \"rejected\" answer: preferences are not learnt; its "
+           "keys: prompt, chosen, rejected",
+           {"user: P | assistant: C"}},
+          {R"({"question": "P", "chosen": "C", "rejected": "R", "system": "S"})",
+           "the row has a \"chosen\" and a \"rejected\" answer: preferences are not learnt; its "
+           "keys: question, chosen, rejected, system",
+           {"system: S | user: P | assistant: C"}},
+          {R"({"prompt": "P", "chosen": [{"role": "user", "content": "P"}, {"role": "assistant", "content": "C"}], "rejected": []})",
+           "the row has a \"chosen\" and a \"rejected\" answer: preferences are not learnt; its "
+           "keys: prompt, chosen, rejected",
+           {"user: P | assistant: C"}},
+          {R"({"chosen": "C", "rejected": "R"})",
+           "the row has a \"chosen\" and a \"rejected\" answer: preferences are not learnt; its "
+           "keys: chosen, rejected",
+           {"C"}},
+          {R"({"id": 1, "problem": "P", "solution": "S"})",
+           "the row has neither \"messages\", nor \"prompt\" and \"completion\", nor \"text\"; its "
+           "keys: id, problem, solution",
+           {"user: P | assistant: S"}},
+          {R"({"talk": [{"from": "human", "value": "hi"}]})",
+           "the row has neither \"messages\", nor \"prompt\" and \"completion\", nor \"text\"; its "
+           "keys: talk",
+           {"user: hi"}}}) {
+    CAPTURE(one.row);
+    const meshwright::chat::Value row = parse_json(one.row);
+    const Error error = thrown([&] { form_of(row, {}, "f:7"); });
+    CHECK(error.message() == "f:7: " + std::string(one.said));
+    CHECK(error.key() == "dataset.jsonl.fields");
+    REQUIRE(error.helps().size() >= one.become.size());
+    for (size_t i = 0; i < one.become.size(); ++i) {
+      const std::string& help = error.helps()[i];
+      CAPTURE(help);
+      Asked asked;
+      if (help.find("format = \"text\"") != std::string::npos)
+        asked.format = RowKind::text;
+      else
+        for (const auto& [part, column] : settings_in(help)) asked.set(part, column);
+      asked.check();
+      CHECK(shown(read_row(row, form_of(row, asked, "f:7"), "f:7")) == one.become[i]);
+    }
+  }
+}
+
+TEST_CASE("a column that a row lacks has its nearest name, and a setting that works") {
+  struct Case {
+    const char* row;
+    Fields fields;
+    const char *help, *become;
+  };
+  for (const Case& one : std::initializer_list<Case>{
+           {R"({"question": "Q", "reply": "A"})",
+            {{"prompt", "quesion"}, {"completion", "reply"}},
+            "did you mean \"question\"? set dataset.jsonl.fields.prompt = \"question\"",
+            "user: Q | assistant: A"},
+           {R"({"data": {"question": "Q"}, "reply": "A"})",
+            {{"prompt", "data.quesion"}, {"completion", "reply"}},
+            "did you mean \"question\"? set dataset.jsonl.fields.prompt = \"data.question\"",
+            "user: Q | assistant: A"},
+           {R"({"question": "Q", "reply": "A"})",
+            {{"prompt", "question"}, {"completion", "xyz"}},
+            "name one of its columns: set dataset.jsonl.fields.completion = \"question\"",
+            "user: Q | assistant: Q"}}) {
+    CAPTURE(one.row);
+    const meshwright::chat::Value row = parse_json(one.row);
+    Asked asked = asked_of("auto", one.fields);
+    const Error error = thrown([&] { read_row(row, form_of(row, asked, "f:7"), "f:7"); });
+    REQUIRE_FALSE(error.helps().empty());
+    CHECK(error.helps()[0] == one.help);
+    for (const auto& [part, column] : settings_in(one.help)) asked.set(part, column);
+    CHECK(shown(read_row(row, form_of(row, asked, "f:7"), "f:7")) == one.become);
+  }
+}
+
+TEST_CASE("fields that are none") {
+  struct Case {
+    Fields fields;
+    const char *said, *help, *format = "auto";
+  };
+  for (const Case& one : std::initializer_list<Case>{
+           {{{"promt", "q"}},
+            "error[E0202]: dataset.jsonl.fields.promt is no part of a row: prompt, completion, "
+            "system, messages, text, weight",
+            "did you mean dataset.jsonl.fields.prompt?"},
+           {{{"chosen", "good"}},
+            "error[E0202]: dataset.jsonl.fields.chosen is no part of a row: prompt, completion, "
+            "system, messages, text, weight",
+            "preferences are not learnt; set dataset.jsonl.fields.completion = \"good\" to learn "
+            "the answers chosen"},
+           {{{"prompt", "{q"}},
+            "error[E0205]: dataset.jsonl.fields.prompt = \"{q\": a { has no other beside it: "
+            "{column} stands for a column, {{ and }} for braces",
+            "set dataset.jsonl.fields.prompt to the path of a column, \"data.question\", or to a "
+            "text with columns in it, \"{instruction}\\n{input?}\""},
+           {{{"prompt", ""}},
+            "error[E0205]: dataset.jsonl.fields.prompt = \"\": it names no column",
+            ""},
+           {{{"prompt", "{{}}"}},
+            "error[E0205]: dataset.jsonl.fields.prompt = \"{{}}\": it names no column",
+            ""},
+           {{{"weight", "{w}"}},
+            "error[E0205]: dataset.jsonl.fields.weight is one column, and not a text with columns "
+            "in it",
+            "set dataset.jsonl.fields.weight = \"w\""},
+           {{{"messages", "m"}, {"completion", "c"}},
+            "error[E0208]: dataset.jsonl.fields names messages and completion, which no row has "
+            "together",
+            "keep one: messages, prompt with completion, or text"},
+           {{{"text", "t"}, {"system", "s"}},
+            "error[E0208]: dataset.jsonl.fields names text and system, and no template joins these "
+            "two",
+            "put both into the text: set dataset.jsonl.fields.text = \"{s}\\n{t}\""},
+           {{{"prompt", "p"}},
+            "error[E0208]: dataset.jsonl.format is \"text\", but dataset.jsonl.fields names prompt",
+            "leave dataset.jsonl.format out",
+            "text"}}) {
+    const Error error = thrown([&] { asked_of(one.format, one.fields); });
+    CHECK(std::string(error.what()) == one.said);
+    if (*one.help != '\0') CHECK(error.helps().at(0) == one.help);
+  }
+}
+
+TEST_CASE("a row's weight in the loss") {
+  auto weight = [](const std::string& value) {
+    const meshwright::chat::Value row = parse_json(R"({"text": "t", "w": )" + value + "}");
+    return read_row(row, form_of(row, asked_of("auto", {{"weight", "w"}}), "f:7"), "f:7").weight;
+  };
+  CHECK(weight("0.1") == 0.1F);
+  CHECK(weight("3") == 3);
+  CHECK(weight("0") == 0);
+  for (const auto& [value, what] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"-0.5", "is negative"},
+           {"1e39", "is none that float32 has"},
+           {"1e-60", "is none that float32 has"},
+           {"null", "is null or absent"},
+           {"true", "is a boolean, and not one of 64 bits"},
+           {"\"1\"", "is a string, and not one of 64 bits"}}) {
+    CAPTURE(value);
+    const Error error = thrown([&, text = value] { weight(text); });
+    CHECK(std::string(error.what()) ==
+          "error[E0204]: f:7: the weight of the row, \"w\", " + std::string(what));
+    CHECK(error.key() == "dataset.jsonl.fields.weight");
+    CHECK(error.origin().line == 7);
+  }
+  // Python writes these, and JSON has none of them.
+  for (const char* value : {"NaN", "Infinity"})
+    CHECK(thrown([&] { weight(value); }).code() == ErrorCode::bad_dataset);
+}
+
 TEST_CASE("a row of another kind names the setting") {
   const Error error = thrown([] {
-    read_row(parse_json(R"({"text": "t"})"), RowKind::messages, "f:7", "validation_dataset.jsonl");
+    Asked asked;
+    asked.format = RowKind::messages;
+    asked.table = "validation_dataset.jsonl";
+    form_of(parse_json(R"({"text": "t"})"), asked, "f:7");
   });
   CHECK(error.key() == "validation_dataset.jsonl.format");
   CHECK(error.helps().at(1) ==
         "set validation_dataset.jsonl.format = \"text\", if the rows are of that kind");
-}
-
-TEST_CASE("rows of other programs are told how they become rows here") {
-  for (const auto& [row, help] : std::initializer_list<std::pair<const char*, const char*>>{
-           {R"({"instruction": "a", "input": "", "output": "b"})", "Alpaca's rows are prompts"},
-           {R"({"instruction": "a", "output": "b", "system": "s"})",
-            "Alpaca's rows with a system text"},
-           {R"({"question": "a", "answer": "b"})", "{prompt: .question, completion: .answer}' f"}})
-    CHECK(thrown([&, text = row] { read(text); }).helps().at(0).find(help) != std::string::npos);
 }
 
 TEST_CASE("what is no JSON, or not UTF-8, has its line and column, and what helps") {
@@ -324,8 +741,7 @@ TEST_CASE("errors of rows have their place, beside the message that says it") {
   CHECK(place([] { read(R"({"messages": [{"role": "u", "weight": 2}]})"); }) == "f 7 0");
   CHECK(place([] { read(R"({"messages": []})"); }) == "f 7 0");
   CHECK(place([] { read(R"({"text": "t"})"); }) == "f 7 0");
-  CHECK(place([] { read_row(parse_json("3"), RowKind::text, "a:1.jsonl:12"); }) ==
-        "a:1.jsonl 12 0");
+  CHECK(place([] { form_of(parse_json("3"), {}, "a:1.jsonl:12"); }) == "a:1.jsonl 12 0");
 }
 
 // Files are cut at rows, with the line of each.

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -33,9 +34,12 @@ const StoreOrigin kOrigin{"0123456789abcdef0123456789abcdef",
                            7,
                            11,
                            12,
+                           16,
                            13,
                            {{{"asistant", 8}, {std::string(40, 'x'), 9}}, 10},
-                           {{{"source", 14}}, 15}}};
+                           {{{"source", 14}}, 15}},
+                          "",
+                          "rows are alpaca: \x01"};
 
 std::vector<Document> documents(bool wide) {
   return {{{1, 2, wide ? 70000 : 65535, 4}, {{1, 2}, {3, 4}}, 0},
@@ -55,6 +59,8 @@ void check(const TokenStore& store, bool wide) {
   REQUIRE(store.documents() == expected.size());
   CHECK(store.origin().key == kOrigin.key);
   CHECK(store.origin().template_hash == "feed");
+  CHECK(store.origin().form == kOrigin.form);
+  CHECK_FALSE(store.has_weights());
   CHECK(store.origin().counts == kOrigin.counts);
   CHECK(store.tokens() == 10);
   CHECK(store.largest_id() == (wide ? 70000 : 65535));
@@ -89,7 +95,7 @@ TEST_CASE("what the key was made of stands at the beginning of the file, however
     const std::vector<std::byte> bytes = writer.bytes(origin);
     const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     CHECK(text.starts_with("MWTOKENS"));
-    CHECK(text.substr(24).starts_with(R"({"version":6,"key":")" + kOrigin.key + R"(","parts":)" +
+    CHECK(text.substr(24).starts_with(R"({"version":7,"key":")" + kOrigin.key + R"(","parts":)" +
                                       origin.parts + ","));
     const auto store = TokenStore::in_memory(bytes);
     check(*store, false);
@@ -97,6 +103,27 @@ TEST_CASE("what the key was made of stands at the beginning of the file, however
   }
   // A store that does not say it is one all the same.
   CHECK(TokenStore::in_memory(made(false))->origin().parts.empty());
+}
+
+TEST_CASE("weights come back to the bit, and are kept where one is not 1") {
+  const std::vector<float> weights{1, 0.1F, 0, 3e38F};
+  auto store_of = [](const std::vector<float>& given) {
+    StoreWriter first(false), second(false);
+    for (size_t i = 0; i < given.size(); ++i)
+      (i < 2 ? first : second).add({{1, 2}, {{1, 2}}, i, given[i]});
+    first.append(std::move(second));
+    return TokenStore::in_memory(first.bytes(kOrigin));
+  };
+  const auto store = store_of(weights);
+  REQUIRE(store->has_weights());
+  for (size_t i = 0; i < weights.size(); ++i) CHECK(store->weight(i) == weights[i]);
+  CHECK_FALSE(store_of({1, 1, 1, 1})->has_weights());
+  CHECK(store_of({1, 1, 1, 1})->weight(3) == 1);
+  // None of them is what the loss cannot be counted by, though its checksum is right.
+  for (const float wrong :
+       {-1.0F, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
+    CHECK(jsonl_test::thrown([&] { store_of({1, wrong}); }).message().find("no weight") !=
+          std::string::npos);
 }
 
 TEST_CASE("a store of parts is the store of the whole") {

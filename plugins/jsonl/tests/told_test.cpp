@@ -121,10 +121,71 @@ TEST_CASE("what a row says beside its messages is learnt with it, and told") {
   for (int time = 0; time < 2; ++time) {  // from rows, and from the cache
     const auto report = JsonlKind().open(given.request)->report();
     REQUIRE(report.size() >= 5);
-    CHECK(report[2] == "the \"system\" of 1 row stands before its messages");
+    CHECK(report[2] == "the system text of 1 row stands before its messages");
     CHECK(report[3] == "the \"chat_template_kwargs\" of 1 row go to the template");
     CHECK(report[4] == "keys of rows that are not read, with how many rows have them: \"id\" 1");
   }
+}
+
+TEST_CASE("what became of columns is told, from rows and from the cache") {
+  const jsonl_test::TemporaryFolder folder;
+  jsonl_test::write(folder / "a.jsonl",
+                    "{\"instruction\": \"a\", \"output\": \"b\", \"w\": 0.5, \"id\": 1}\n"
+                    "{\"instruction\": \"a\", \"input\": \"c\", \"output\": \"b\", \"w\": 0}\n");
+  Given given(folder / "a.jsonl", folder / "cache");
+  JsonlKind kind;
+  CHECK(kind.open(given.request)->report()[2] ==
+        "rows are alpaca: instruction -> user; output -> assistant");
+  given.set("fields", meshwright::StringMap{{"weight", "w"}});
+  for (int time = 0; time < 2; ++time) {
+    const auto source = JsonlKind().open(given.request);
+    CHECK(source->has_weights());
+    const auto report = source->report();
+    CHECK(report[0].starts_with("2 rows, 1 used, 1 left out with a weight of 0; "));
+    CHECK(report[2] == "rows are alpaca: instruction -> user; output -> assistant; w -> weight");
+    CHECK(report[3] == "keys of rows that are not read, with how many rows have them: \"id\" 1");
+  }
+  const auto told = kind.numbers(given.request);
+  CHECK(std::map<std::string, int64_t>(told.begin(), told.end()).at("of_weight_0") == 1);
+  // As its chat template writes it.
+  CHECK(kind.row(given.request, 1).text.find("user\na\nc<|im_end|>") != std::string::npos);
+  // What is wrong with the option is told without rows, at its key.
+  given.set("fields", meshwright::StringMap{{"promt", "w"}});
+  meshwright::Diagnostics found;
+  kind.validate(given.request, found);
+  REQUIRE(found.errors().size() == 1);
+  CHECK(found.errors()[0].key() == "dataset.jsonl.fields.promt");
+}
+
+TEST_CASE("a row is shown as the whole is read, by the first row") {
+  const jsonl_test::TemporaryFolder folder;
+  const std::string pair = R"("prompt": "a", "completion": "b"})";
+  jsonl_test::write(folder / "a.jsonl", R"({"system": "S", )" + pair + "\n{" + pair + "\n");
+  const JsonlKind kind;
+  const Given given(folder / "a.jsonl");
+  CHECK(kind.row(given.request, 1).text.find("user\na<|im_end|>") != std::string::npos);
+  CHECK(JsonlKind().open(given.request)->report()[0].starts_with("2 rows, 2 used"));
+  // Where the first row says nothing, by its own.
+  jsonl_test::write(folder / "a.jsonl", "{}\n{" + pair + "\n");
+  CHECK(kind.row(given.request, 1).text == "ab");
+}
+
+TEST_CASE("a tokenizer without a chat template says how pairs are read without one") {
+  const jsonl_test::TemporaryFolder folder;
+  fs::create_directory(folder / "language");
+  fs::copy(std::string(jsonl_test::kTokenizer) + "/tokenizer.json", folder / "language");
+  jsonl_test::write(folder / "a.jsonl", R"({"question": "a", "answer": "b"})");
+  Given given(folder / "a.jsonl");
+  given.set("tokenizer", folder / "language");
+  const auto error = jsonl_test::thrown([&] { JsonlKind().open(given.request); });
+  CHECK(error.code() == meshwright::ErrorCode::bad_template);
+  CHECK(error.helps() ==
+        std::vector<std::string>{
+            "set dataset.jsonl.chat_template to a file, or to \"chatml\"",
+            "or set dataset.jsonl.format = \"prompt_completion\": prompt and completion are joined "
+            "as they are"});
+  given.set("format", std::string("prompt_completion"));
+  CHECK(JsonlKind().row(given.request, 0).text == "ab");
 }
 
 TEST_CASE("a template is told where one was used") {
@@ -177,6 +238,7 @@ TEST_CASE("a key and its parts are others where a document may be, and there onl
   CHECK(special.find(R"({"key":"eos_token","text":"<|im_end|>"})") != std::string::npos);
   const std::string options = json::serialize(first.at("options"));
   CHECK(options.find("train_on = ") != std::string::npos);
+  CHECK(options.find("fields") == std::string::npos);  // as in earlier versions
 
   using Names = std::set<std::string>;
   std::set<std::string> keys{key(request())};
@@ -188,6 +250,7 @@ TEST_CASE("a key and its parts are others where a document may be, and there onl
            {"format", std::string("text")},
            {"special_tokens_in_content", std::string("parse")},
            {"date", std::string("2024-07-26")},
+           {"fields", meshwright::StringMap{{"text", "text?"}}},
            {"template_variables", meshwright::StringMap{{"enable_thinking", "false"}}}}) {
     CAPTURE(name);
     CHECK(keys.insert(key(request().set(name, value))).second);
@@ -223,7 +286,7 @@ TEST_CASE("a cache begins with its key and the parts of it") {
   const std::string bytes =
       meshwright::base::read_file((folder / "cache") + "/" + key + ".mwtokens");
   REQUIRE(bytes.size() > 24);
-  CHECK(bytes.substr(24).starts_with(R"({"version":6,"key":")" + key + R"(","parts":)" +
+  CHECK(bytes.substr(24).starts_with(R"({"version":7,"key":")" + key + R"(","parts":)" +
                                      key_parts(options) + ","));
 }
 

@@ -21,7 +21,8 @@ class Encoding : public PieceWork {
     };
     const bool framed = frame_ && options_.special;
     if (framed && part.first) add(frame_->before);
-    add(tokenizer_.encode(part.text, options_.special && !frame_));
+    add(part.first ? tokenizer_.encode(part.text, options_.special && !frame_)
+                   : tokenizer_.encode_rest(part.text));
     young += young_characters(part.text);
     if (!part.last) return;
     if (framed) add(frame_->after);

@@ -1,17 +1,11 @@
 #include "sdk/text/corpus/walk.h"
 
 #include <algorithm>
-#include <atomic>
 #include <boost/json/object.hpp>
-#include <condition_variable>
-#include <deque>
-#include <exception>
-#include <mutex>
-#include <thread>
 
-#include "sdk/base/beside.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/json_codec.h"
+#include "sdk/base/in_order.h"
 #include "sdk/text/tokenizer/divide.h"
 #include "sdk/text/tokenizer/normalize.h"
 
@@ -20,7 +14,6 @@ namespace meshwright::tokenizer {
 namespace {
 
 using File = std::shared_ptr<const base::MappedFile>;
-using Begin = std::function<std::unique_ptr<PieceWork>(size_t thread)>;
 
 std::string_view text_of(const base::MappedFile& file) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
@@ -32,8 +25,6 @@ struct Piece {
   size_t begin = 0, end = 0;
   std::unique_ptr<PieceWork> work;
   int64_t documents = 0;
-  std::exception_ptr failure;
-  bool done = false;
 };
 
 Error damaged(const base::MappedFile& file, size_t at, const std::string& what) {
@@ -101,91 +92,19 @@ class Reader {
   const WalkOptions& options_;
 };
 
-// Threads that take the next piece each; pieces are given back in their order.
-class Crew {
- public:
-  Crew(const Reader& reader, const Begin& begin, int threads) : reader_(reader), begin_(begin) {
-    threads_ = detail::helpers(static_cast<size_t>(threads), [this] { work(); });
-    if (threads_.empty()) threads_.emplace_back([this] { work(); });  // throws: there must be one
-  }
-  ~Crew() {
-    {
-      std::lock_guard lock(mutex_);
-      ending_ = true;
-    }
-    changed_.notify_all();
-    threads_.clear();
-  }
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
-
-  size_t under_way() const { return order_.size(); }  // of the calling thread
-  void give(std::unique_ptr<Piece> piece) {
-    order_.push_back(std::move(piece));
-    {
-      std::lock_guard lock(mutex_);
-      waiting_.push_back(order_.back().get());
-    }
-    changed_.notify_all();
-  }
-  // The oldest piece, once it is done. Throws what reading it threw.
-  std::unique_ptr<Piece> take() {
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return order_.front()->done; });
-    }
-    std::unique_ptr<Piece> piece = std::move(order_.front());
-    order_.pop_front();
-    if (piece->failure) std::rethrow_exception(piece->failure);
-    return piece;
-  }
-
- private:
-  void work() {
-    const size_t thread = started_.fetch_add(1);
-    for (;;) {
-      Piece* piece = nullptr;
-      {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return ending_ || !waiting_.empty(); });
-        if (ending_) return;
-        piece = waiting_.front();
-        waiting_.pop_front();
-      }
-      try {
-        piece->work = begin_(thread);
-        reader_.read(*piece);
-      } catch (...) {
-        piece->failure = std::current_exception();
-      }
-      {
-        std::lock_guard lock(mutex_);
-        piece->done = true;
-      }
-      changed_.notify_all();
-    }
-  }
-
-  const Reader& reader_;
-  const Begin& begin_;
-  std::atomic<size_t> started_{0};
-  std::deque<std::unique_ptr<Piece>> order_;  // of the calling thread
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Piece*> waiting_;
-  bool ending_ = false;
-  std::vector<std::jthread> threads_;
-};
-
 }  // namespace
 
 WalkCounts walk_files(const std::vector<std::string>& files, const WalkOptions& options,
-                      const Begin& begin,
+                      const std::function<std::unique_ptr<PieceWork>(size_t thread)>& begin,
                       const std::function<void(PieceWork& work, int64_t bytes)>& take) {
   WalkCounts counts;
   Reader reader(options);
   const size_t most = 2 * static_cast<size_t>(options.threads) + 2;
-  Crew crew(reader, begin, options.threads);
+  base::InOrder<Piece> crew(static_cast<size_t>(options.threads),
+                            [&](Piece& piece, size_t thread) {
+                              piece.work = begin(thread);
+                              reader.read(piece);
+                            });
   auto take_one = [&] {
     std::unique_ptr<Piece> piece = crew.take();
     auto bytes = static_cast<int64_t>(piece->end - piece->begin);

@@ -1,7 +1,9 @@
 #include "sdk/text/tokenizer/added_tokens.h"
 
 #include <algorithm>
+#include <set>
 
+#include "sdk/text/tokenizer/character_classes.h"
 #include "sdk/text/tokenizer/normalize.h"
 
 namespace meshwright::tokenizer {
@@ -40,7 +42,8 @@ bool TokenFinder::add(const AddedToken& token) {
     }
     at = next;
   }
-  if (nodes_[at].token) return false;
+  if (at == 0 || nodes_[at].token) return false;
+  begins_[static_cast<uint8_t>(token.matched[0])] = true;
   nodes_[at].token = &token;
   return true;
 }
@@ -88,7 +91,7 @@ std::vector<TokenFinder::Part> TokenFinder::cut(std::string_view text, PatternSc
     if (begin < end) out.push_back({text.substr(begin, end - begin), token});
   };
   for (size_t at = 0; at < text.size() && nodes_.size() > 1;) {
-    const AddedToken* token = find(at);
+    const AddedToken* token = begins_[static_cast<uint8_t>(text[at])] ? find(at) : nullptr;
     if (!token) {
       ++at;
       continue;
@@ -109,6 +112,48 @@ std::vector<TokenFinder::Part> TokenFinder::cut(std::string_view text, PatternSc
     done = end;
   }
   put(done, text.size(), nullptr);
+  return out;
+}
+
+std::deque<AddedToken> read_added_tokens(const Field& added, const Vocabulary& vocabulary) {
+  std::deque<AddedToken> out;
+  if (added.absent()) return out;
+  std::set<std::string_view> contents;
+  std::set<uint32_t> ids;
+  auto next = static_cast<uint32_t>(vocabulary.count());
+  for (size_t i = 0; i < added.array().size(); ++i) {
+    Field field = added.at(i);
+    AddedToken token;
+    token.content = field.at("content").string();
+    token.single_word = field.at("single_word").boolean_or(false);
+    token.lstrip = field.at("lstrip").boolean_or(false);
+    token.rstrip = field.at("rstrip").boolean_or(false);
+    token.special = field.at("special").boolean_or(false);
+    token.normalized = field.at("normalized").boolean_or(!token.special);
+    token.id = field.at("id").id();
+    if (token.content.empty()) field.at("content").refuse("is empty");
+    if (token.content.size() > TokenFinder::kMaxBytes)
+      field.at("content").refuse("has " + std::to_string(token.content.size()) +
+                                 " bytes; at most " + std::to_string(TokenFinder::kMaxBytes) +
+                                 " are read here");
+    // The reference looks the content up and counts on from the vocabulary's size, whatever the
+    // file says.
+    auto known = vocabulary.find(token.content);
+    uint32_t id = known ? *known : next++;
+    if (id != token.id)
+      field.at("id").refuse(
+          "is " + std::to_string(token.id) + ", but " + shown(token.content) + " is " +
+          std::to_string(id) +
+          (known ? " in model.vocab" : ", counted on from the vocabulary's size"));
+    if (!known && vocabulary.token_of(id))
+      field.at("id").refuse("is " + std::to_string(id) +
+                            ", which model.vocab gives to another token");
+    if (!ids.insert(id).second)
+      field.at("id").refuse("is " + std::to_string(id) + ", which an earlier one has");
+    out.push_back(std::move(token));
+    if (!contents.insert(out.back().content).second)
+      field.at("content").refuse("is " + shown(out.back().content) + ", which stands there twice");
+  }
   return out;
 }
 

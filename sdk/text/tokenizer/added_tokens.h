@@ -1,14 +1,18 @@
 // Tokens that are found in a text before anything else is done with it.
 #pragma once
 
+#include <bitset>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "sdk/text/tokenizer/field.h"
 #include "sdk/text/tokenizer/pattern.h"
+#include "sdk/text/tokenizer/vocabulary.h"
 
 namespace meshwright::tokenizer {
 
@@ -23,7 +27,7 @@ struct AddedToken {
 class TokenFinder {
  public:
   static constexpr size_t kMaxBytes = 1024;  // of a token
-  // False when the same text was added before. `token` stays where it is.
+  // False when the same text was added before, or it has none. `token` stays where it is.
   bool add(const AddedToken& token);
 
   struct Part {
@@ -54,6 +58,11 @@ class TokenFinder {
   static bool stands_alone(std::string_view text, size_t begin, size_t end,
                            PatternScratch& scratch);
   std::vector<Node> nodes_{1};
+  std::bitset<256> begins_;  // bytes that some token begins with
 };
+
+// Without `matched`, and with the ids that the reference gives, which must be those of the file.
+// Throws Error(bad_tokenizer).
+std::deque<AddedToken> read_added_tokens(const Field& added, const Vocabulary& vocabulary);
 
 }  // namespace meshwright::tokenizer

@@ -1,214 +1,352 @@
-#include "sdk/text/tokenizer/bpe.h"
-
+// Characters, or bytes, merged pair by pair.
 #include <algorithm>
-#include <bit>
-#include <queue>
+#include <array>
+#include <bitset>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
 
+#include "sdk/text/tokenizer/merges.h"
+#include "sdk/text/tokenizer/model.h"
 #include "sdk/text/tokenizer/normalize.h"
+#include "sdk/text/tokenizer/piece_cache.h"
 
 namespace meshwright::tokenizer {
 
 namespace {
 
-constexpr uint64_t kNoPair = ~uint64_t{0};
-// Up to here looking through all pairs for the next merge beats a heap.
-constexpr size_t kShort = 48;
+namespace json = boost::json;
 
-// Neighbours by rank, the leftmost of a rank first. A short piece: the ranks stand in a row beside
-// the ids. `begins`, one of each id or none at all, stay beside them.
-void merge_short(std::vector<uint32_t>& ids, std::vector<size_t>& begins,
-                 const MergeTable& merges) {
-  constexpr uint32_t kNone = ~uint32_t{0};
-  std::array<uint32_t, kShort> ranks{}, becomes{};
-  auto look = [&](size_t i) {
-    const MergeTable::Merge* merge = i + 1 < ids.size() ? merges.find(ids[i], ids[i + 1]) : nullptr;
-    ranks[i] = merge ? merge->rank : kNone;
-    if (merge) becomes[i] = merge->id;
+// Characters that stand side by side in some token that merges lead to. Where two stand side by
+// side in a text and in none of these, no merge spans the place between them.
+class Neighbours {
+ public:
+  void add(std::string_view token) {
+    int32_t last = -1;
+    for (size_t at = 0; at < token.size();) {
+      const Character one = character_at(token, at);
+      if (last >= 0) pairs_.push_back(key(last, one.code));
+      last = one.code;
+      at += one.bytes;
+    }
+  }
+  void seal() {
+    std::sort(pairs_.begin(), pairs_.end());
+    pairs_.erase(std::unique(pairs_.begin(), pairs_.end()), pairs_.end());
+    for (uint64_t pair : pairs_) {
+      if (is_low(pair)) low_[place(pair)] = true;
+      some_.set(mix(pair));
+    }
+  }
+  bool has(int32_t left, int32_t right) const {
+    const uint64_t pair = key(left, right);
+    if (is_low(pair)) return low_[place(pair)];
+    return some_[mix(pair)] && std::binary_search(pairs_.begin(), pairs_.end(), pair);
+  }
+  // Whether some other character stands before this one.
+  bool any_before(int32_t right) const {
+    return std::any_of(pairs_.begin(), pairs_.end(), [&](uint64_t pair) {
+      return static_cast<int32_t>(pair & 0xFFFFFFFFU) == right &&
+             static_cast<int32_t>(pair >> 32U) != right;
+    });
+  }
+  bool any_behind(int32_t left) const {
+    return std::any_of(pairs_.begin(), pairs_.end(), [&](uint64_t pair) {
+      return static_cast<int32_t>(pair >> 32U) == left &&
+             static_cast<int32_t>(pair & 0xFFFFFFFFU) != left;
+    });
+  }
+
+ private:
+  static uint64_t key(int32_t left, int32_t right) {
+    return uint64_t{static_cast<uint32_t>(left)} << 32U | static_cast<uint32_t>(right);
+  }
+  static bool is_low(uint64_t pair) { return (pair & 0xFFFFFF80FFFFFF80U) == 0; }
+  static size_t place(uint64_t pair) {
+    return static_cast<size_t>(pair >> 25U) | static_cast<size_t>(pair & 0x7FU);
+  }
+  static size_t mix(uint64_t pair) {
+    return static_cast<size_t>((pair ^ pair >> 29U) * 0x9E3779B97F4A7C15U >> 44U);
+  }
+  std::vector<uint64_t> pairs_;
+  std::bitset<size_t{1} << 14U> low_;   // of two characters of ASCII
+  std::bitset<size_t{1} << 20U> some_;  // most pairs that are none are told apart by this
+};
+
+class Bpe final : public Model {
+ public:
+  explicit Bpe(const Field& model);
+
+  void keep_out(const std::vector<uint32_t>& ids) override;
+  bool can_take_bytes() const override { return prefix_.empty() && suffix_.empty(); }
+  void take_bytes() override;
+  bool allows(const CutPlaces& places) const override;
+  // Merges never make what is kept out, be the piece plain or not.
+  void encode(std::string_view piece, bool plain, ModelOut out) const override;
+
+ private:
+  // What a character, or a byte, begins with.
+  struct Unit {
+    std::optional<uint32_t> id;
+    std::string_view letters;  // what falls back to bytes where there is no id
+    size_t bytes = 0;          // of the piece
   };
-  for (size_t i = 0; i < ids.size(); ++i) look(i);
-  while (ids.size() > 1) {
-    auto end = ranks.begin() + static_cast<std::ptrdiff_t>(ids.size() - 1);
-    auto best = static_cast<size_t>(std::min_element(ranks.begin(), end) - ranks.begin());
-    if (ranks[best] == kNone) return;
-    ids[best] = becomes[best];
-    ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(best) + 1);
-    if (!begins.empty()) begins.erase(begins.begin() + static_cast<std::ptrdiff_t>(best) + 1);
-    for (size_t i = best + 1; i < ids.size(); ++i)
-      ranks[i] = ranks[i + 1], becomes[i] = becomes[i + 1];
-    look(best);
-    if (best > 0) look(best - 1);
+  void read_merges(const Field& field);
+  void find_neighbours();
+  std::optional<uint32_t> id_of(int32_t code) const {
+    if (static_cast<size_t>(code) < low_ids_.size())
+      return low_ids_[static_cast<size_t>(code)] == kNone
+                 ? std::nullopt
+                 : std::optional(low_ids_[static_cast<size_t>(code)]);
+    const auto found = high_ids_.find(code);
+    return found == high_ids_.end() ? std::nullopt : std::optional(found->second);
+  }
+  Unit unit_at(std::string_view piece, size_t at, std::string& letters) const;
+  void encode_anew(std::string_view piece, ModelOut& out) const;
+  void encode_remembered_part(std::string_view piece, ModelOut& out, size_t begin) const;
+
+  static constexpr uint32_t kNone = ~uint32_t{0};
+  MergeTable merges_;
+  std::vector<bool> merged_;  // by id: a merge leads to it
+  std::string prefix_, suffix_;
+  std::optional<std::string> unknown_name_;
+  std::optional<uint32_t> unknown_;
+  bool fuse_unknown_ = false, ignore_merges_ = false, bytes_ = false;
+  std::array<std::optional<uint32_t>, 256> byte_ids_;  // of pieces of bytes
+  std::array<std::optional<uint32_t>, 256> fallback_;  // where unknown text falls back to bytes
+  std::vector<uint32_t> low_ids_;                      // of one character each, by its code
+  std::unordered_map<int32_t, uint32_t> high_ids_;
+  std::optional<Neighbours> neighbours_;  // where pieces may be divided by them
+  bool fallback_merges_ = false;  // what unknown text becomes is merged with what stands beside it
+  bool falls_back_always_ = false;
+  KeptOut kept_out_;
+};
+
+std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
+
+// A merge's halves; "a b" or ["a", "b"].
+std::pair<std::string_view, std::string_view> halves(const Field& field, const json::value& merge,
+                                                     size_t index) {
+  auto bad = [&](const char* what) { field.at(index).refuse(what); };
+  if (const json::array* pair = merge.if_array()) {
+    if (pair->size() != 2 || !(*pair)[0].is_string() || !(*pair)[1].is_string())
+      bad("is not a pair of strings");
+    return {view((*pair)[0].get_string()), view((*pair)[1].get_string())};
+  }
+  if (!merge.is_string()) bad("is neither a string nor a pair of strings");
+  std::string_view text = view(merge.get_string());
+  size_t space = text.find(' ');
+  if (space == std::string_view::npos || text.find(' ', space + 1) != std::string_view::npos)
+    bad("is not two tokens with one space between them");
+  return {text.substr(0, space), text.substr(space + 1)};
+}
+
+void Bpe::read_merges(const Field& field) {
+  const json::array& merges = field.array();
+  merges_ = MergeTable(merges.size());
+  uint32_t rank = 0;
+  std::string joined;
+  KeptOut fallback;
+  for (const auto& id : fallback_)
+    if (id) fallback.add(*id);
+  if (unknown_) fallback.add(*unknown_);
+  for (size_t i = 0; i < merges.size(); ++i) {
+    if (merges[i].kind() != merges[0].kind())
+      field.at(i).refuse("is written in another way than the first");
+    if (merges[i].is_string() && view(merges[i].get_string()).starts_with("#version"))
+      continue;  // a line of merges.txt
+    auto [left, right] = halves(field, merges[i], i);
+    auto id_of = [&](std::string_view token) {
+      auto id = vocabulary.find(token);
+      if (!id) field.at(i).refuse("needs the token " + shown(token) + ", which model.vocab lacks");
+      return *id;
+    };
+    const uint32_t a = id_of(left), b = id_of(right);
+    if (right.size() < prefix_.size())
+      field.at(i).refuse("has " + shown(right) + ", which is shorter than the prefix");
+    joined.assign(left);
+    joined += right.substr(prefix_.size());
+    const uint32_t becomes = id_of(joined);
+    merges_.set(a, b, {rank++, becomes});
+    if (becomes >= merged_.size()) merged_.resize(size_t{becomes} + 1, false);
+    merged_[becomes] = true;
+    fallback_merges_ = fallback_merges_ || fallback.has(a) || fallback.has(b);
   }
 }
 
-// The same for a long one: a list of symbols and a heap of pairs, of which those that have changed
-// meanwhile are skipped.
-void merge_long(std::vector<uint32_t>& ids, std::vector<size_t>& begins, const MergeTable& merges) {
-  struct Symbol {
-    uint32_t id;
-    int64_t previous, next;  // -1: none
-    bool gone;
-  };
-  struct Pair {
-    uint32_t rank, left, right;
-    size_t at;
-    bool operator<(const Pair& other) const {
-      return rank != other.rank ? rank > other.rank : at > other.at;
-    }
-  };
-  std::vector<Symbol> symbols;
-  symbols.reserve(ids.size());
-  auto count = static_cast<int64_t>(ids.size());
-  for (int64_t i = 0; i < count; ++i)
-    symbols.push_back({ids[static_cast<size_t>(i)], i - 1, i + 1 < count ? i + 1 : -1, false});
-  auto symbol = [&](int64_t i) -> Symbol& { return symbols[static_cast<size_t>(i)]; };
-  std::priority_queue<Pair> queue;
-  auto look = [&](int64_t left, int64_t right) {
-    if (left < 0 || right < 0) return;
-    if (const MergeTable::Merge* merge = merges.find(symbol(left).id, symbol(right).id))
-      queue.push({merge->rank, symbol(left).id, symbol(right).id, static_cast<size_t>(left)});
-  };
-  for (int64_t i = 0; i + 1 < count; ++i) look(i, i + 1);
-  while (!queue.empty()) {
-    Pair pair = queue.top();
-    queue.pop();
-    Symbol& left = symbols[pair.at];
-    if (left.gone || left.next < 0 || left.id != pair.left || symbol(left.next).id != pair.right)
-      continue;
-    Symbol& right = symbol(left.next);
-    left.id = merges.find(pair.left, pair.right)->id;
-    right.gone = true;
-    left.next = right.next;
-    auto at = static_cast<int64_t>(pair.at);
-    if (left.next >= 0) symbol(left.next).previous = at;
-    look(left.previous, at);
-    look(at, left.next);
+Bpe::Bpe(const Field& model) {
+  prefix_ = model.at("continuing_subword_prefix").string_or("");
+  suffix_ = model.at("end_of_word_suffix").string_or("");
+  if (Field dropout = model.at("dropout"); !dropout.absent() && dropout.number() != 0)
+    dropout.refuse("is not 0: tokens would be drawn by chance");
+  read_vocabulary(model.at("vocab"), vocabulary);
+  fuse_unknown_ = model.at("fuse_unk").boolean_or(false);
+  ignore_merges_ = model.at("ignore_merges").boolean_or(false);
+  if (const Field unknown = model.at("unk_token"); !unknown.absent()) {
+    unknown_name_ = std::string(unknown.string());
+    unknown_ = vocabulary.find(*unknown_name_);
   }
+  if (model.at("byte_fallback").boolean_or(false))
+    for (size_t byte = 0; byte < 256; ++byte)
+      fallback_[byte] = vocabulary.find(byte_token(static_cast<uint8_t>(byte)));
+  falls_back_always_ = std::all_of(fallback_.begin(), fallback_.end(),
+                                   [](const auto& id) { return id.has_value(); });
+  low_ids_.assign(0x10000, kNone);
+  for (std::string_view token : vocabulary.tokens()) {
+    if (token.empty()) continue;
+    const Character one = character_at(token, 0);
+    if (one.bytes != token.size()) continue;
+    const uint32_t id = *vocabulary.find(token);
+    if (static_cast<size_t>(one.code) < low_ids_.size())
+      low_ids_[static_cast<size_t>(one.code)] = id;
+    else
+      high_ids_[one.code] = id;
+  }
+  read_merges(model.at("merges"));
+  if (prefix_.empty() && suffix_.empty() && !fallback_merges_ && !ignore_merges_) find_neighbours();
+}
+
+void Bpe::find_neighbours() {
+  neighbours_.emplace();
+  for (size_t id = 0; id < merged_.size(); ++id)
+    if (merged_[id]) neighbours_->add(*vocabulary.token_of(static_cast<uint32_t>(id)));
+  neighbours_->seal();
+}
+
+void Bpe::take_bytes() {
+  bytes_ = true;
+  neighbours_.reset();
+  for (size_t byte = 0; byte < 256; ++byte)
+    byte_ids_[byte] = vocabulary.find(letter_of(static_cast<uint8_t>(byte)));
+}
+
+void Bpe::keep_out(const std::vector<uint32_t>& ids) {
+  std::vector<bool> all;
+  for (uint32_t id : ids) {
+    if (!vocabulary.token_of(id)) continue;
+    kept_out_.add(id);
+    if (id >= all.size()) all.resize(size_t{id} + 1, false);
+    all[id] = true;
+  }
+  if (!all.empty()) merges_.erase_results(all);
+}
+
+bool Bpe::allows(const CutPlaces& places) const {
+  if (!neighbours_) return false;
+  // Whether a place is one within the text for the model: both characters are known, or become
+  // bytes of their own. Where some are neither, unknown ones could be fused over it.
+  if (!falls_back_always_ && (unknown_ || unknown_name_)) return false;
+  if (places.at_lines && neighbours_->any_behind('\n')) return false;
+  return std::none_of(places.spaces.begin(), places.spaces.end(), [&](const std::string& space) {
+    return character_at(space, 0).bytes != space.size() ||
+           neighbours_->any_before(character_at(space, 0).code);
+  });
+}
+
+Bpe::Unit Bpe::unit_at(std::string_view piece, size_t at, std::string& letters) const {
+  if (bytes_) {
+    const auto byte = static_cast<uint8_t>(piece[at]);
+    return {byte_ids_[byte], letter_of(byte), 1};
+  }
+  const Character one = character_at(piece, at);
+  const std::string_view text = piece.substr(at, one.bytes);
+  const bool last = at + one.bytes == piece.size();
+  const bool has_prefix = at > 0 && !prefix_.empty(), has_suffix = last && !suffix_.empty();
+  if (!has_prefix && !has_suffix) return {id_of(one.code), text, one.bytes};
+  letters.assign(has_prefix ? prefix_ : std::string());
+  letters += text;
+  if (has_suffix) letters += suffix_;
+  return {vocabulary.find(letters), letters, one.bytes};
+}
+
+void Bpe::encode_anew(std::string_view piece, ModelOut& out) const {
+  if (ignore_merges_ && piece.size() <= vocabulary.longest()) {
+    const std::string whole = bytes_ ? to_letters(piece) : std::string(piece);
+    if (const auto id = vocabulary.find(whole); id && !kept_out_.has(*id))
+      return out.put(*id, 0, piece.size());
+  }
+  thread_local std::vector<uint32_t> ids;
+  thread_local std::vector<size_t> begins;
+  std::string letters;
   ids.clear();
-  size_t kept = 0;
-  for (size_t i = 0; i < symbols.size(); ++i) {
-    if (symbols[i].gone) continue;
-    ids.push_back(symbols[i].id);
-    if (!begins.empty()) begins[kept++] = begins[i];
+  begins.clear();
+  size_t cursor = 0, waiting = 0;  // bytes of unknown text that wait for what goes on with them
+  auto add = [&](uint32_t id, size_t bytes) {
+    ids.push_back(id);
+    begins.push_back(cursor);
+    cursor += bytes;
+  };
+  auto flush = [&] {
+    if (waiting > 0) add(*unknown_, waiting);
+    waiting = 0;
+  };
+  for (size_t at = 0; at < piece.size();) {
+    const Unit unit = unit_at(piece, at, letters);
+    at += unit.bytes;
+    if (unit.id) {
+      flush();
+      add(*unit.id, unit.bytes);
+      continue;
+    }
+    if (std::all_of(unit.letters.begin(), unit.letters.end(),
+                    [&](char c) { return fallback_[static_cast<uint8_t>(c)].has_value(); })) {
+      // Unknown text that waits goes on waiting: the library puts it behind these.
+      size_t left = unit.bytes;
+      for (char c : unit.letters) {
+        add(*fallback_[static_cast<uint8_t>(c)], left > 0 ? 1 : 0);
+        left -= left > 0 ? 1 : 0;
+      }
+      cursor += left;
+      continue;
+    }
+    if (!unknown_name_) {
+      cursor += unit.bytes;  // it vanishes, and counts to the id before it
+      continue;
+    }
+    if (!unknown_)
+      throw ModelProblem{"has no token for " + shown(unit.letters) + ", nor its unk_token " +
+                         shown(*unknown_name_)};
+    if (!fuse_unknown_) flush();
+    waiting += unit.bytes;
   }
-  begins.resize(kept);
+  flush();
+  merge(ids, begins, merges_);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const size_t end = i + 1 < ids.size() ? begins[i + 1] : piece.size();
+    // Of several tokens for one byte each has it.
+    out.put(ids[i], end == begins[i] && end > 0 ? end - 1 : begins[i], end);
+  }
+}
+
+void Bpe::encode_remembered_part(std::string_view piece, ModelOut& out, size_t begin) const {
+  const size_t before = out.ranges == nullptr ? 0 : out.ranges->size();
+  encode_remembered(serial(), piece, false, out, [&](ModelOut& anew) { encode_anew(piece, anew); });
+  for (size_t i = before; begin > 0 && out.ranges != nullptr && i < out.ranges->size(); ++i) {
+    (*out.ranges)[i].begin += begin;
+    (*out.ranges)[i].end += begin;
+  }
+}
+
+void Bpe::encode(std::string_view piece, bool, ModelOut out) const {
+  if (!neighbours_ || piece.size() <= 16) return encode_remembered_part(piece, out, 0);
+  size_t begin = 0;
+  int32_t last = -1;  // the character before, if nothing of it is unknown
+  for (size_t at = 0; at < piece.size();) {
+    const Character one = character_at(piece, at);
+    const bool known = falls_back_always_ || id_of(one.code).has_value();
+    if (last >= 0 && known && !neighbours_->has(last, one.code)) {
+      encode_remembered_part(piece.substr(begin, at - begin), out, begin);
+      begin = at;
+    }
+    last = known ? one.code : -1;
+    at += one.bytes;
+  }
+  encode_remembered_part(piece.substr(begin), out, begin);
 }
 
 }  // namespace
 
-void Vocabulary::reserve(size_t tokens, size_t bytes) {
-  text_.reserve(bytes);
-  entries_.reserve(tokens);
-}
-
-void Vocabulary::add(std::string_view token, uint32_t id) {
-  entries_.push_back({id, static_cast<uint32_t>(token.size()), text_.size()});
-  text_ += token;
-}
-
-std::optional<std::pair<std::string, std::string>> Vocabulary::seal() {
-  std::sort(entries_.begin(), entries_.end(),
-            [](const Entry& a, const Entry& b) { return a.id < b.id; });
-  auto same = std::adjacent_find(entries_.begin(), entries_.end(),
-                                 [](const Entry& a, const Entry& b) { return a.id == b.id; });
-  if (same != entries_.end())
-    return std::pair(std::string(text_of(*same)), std::string(text_of(*(same + 1))));
-  ids_.reserve(entries_.size());
-  for (const Entry& entry : entries_) ids_.emplace(text_of(entry), entry.id);
-  return std::nullopt;
-}
-
-std::vector<std::string_view> Vocabulary::tokens() const {
-  std::vector<std::string_view> out;
-  out.reserve(entries_.size());
-  for (const Entry& entry : entries_) out.push_back(text_of(entry));
-  return out;
-}
-
-std::optional<uint32_t> Vocabulary::find(std::string_view token) const {
-  auto it = ids_.find(token);
-  return it == ids_.end() ? std::nullopt : std::optional(it->second);
-}
-
-std::optional<std::string_view> Vocabulary::token_of(uint32_t id) const {
-  if (id < entries_.size() && entries_[id].id == id) return text_of(entries_[id]);
-  auto it = std::lower_bound(entries_.begin(), entries_.end(), id,
-                             [](const Entry& entry, uint32_t wanted) { return entry.id < wanted; });
-  return it == entries_.end() || it->id != id ? std::nullopt : std::optional(text_of(*it));
-}
-
-MergeTable::MergeTable(size_t merges)
-    : slots_(std::bit_ceil(merges * 2 + 2), Slot{kNoPair, {}}), mask_(slots_.size() - 1) {}
-
-size_t MergeTable::place_of(uint64_t pair) const {
-  uint64_t mixed = (pair ^ pair >> 29) * 0x9E3779B97F4A7C15U;
-  auto place = static_cast<size_t>(mixed >> 20) & mask_;
-  while (slots_[place].pair != kNoPair && slots_[place].pair != pair) place = (place + 1) & mask_;
-  return place;
-}
-
-void MergeTable::set(uint32_t left, uint32_t right, Merge merge) {
-  uint64_t pair = uint64_t{left} << 32 | right;
-  slots_[place_of(pair)] = {pair, merge};
-}
-
-const MergeTable::Merge* MergeTable::find(uint32_t left, uint32_t right) const {
-  const Slot& slot = slots_[place_of(uint64_t{left} << 32 | right)];
-  return slot.pair == kNoPair ? nullptr : &slot.merge;
-}
-
-void MergeTable::erase_results(const std::vector<bool>& ids) {
-  auto erased = [&](const Slot& slot) {
-    return slot.pair != kNoPair && slot.merge.id < ids.size() && ids[slot.merge.id];
-  };
-  if (std::none_of(slots_.begin(), slots_.end(), erased)) return;
-  // Anew: a place that falls empty would hide what lies behind it.
-  std::vector<Slot> before(slots_.size(), Slot{kNoPair, {}});
-  before.swap(slots_);
-  for (const Slot& slot : before)
-    if (slot.pair != kNoPair && !erased(slot)) slots_[place_of(slot.pair)] = slot;
-}
-
-void Bpe::keep_out(const std::vector<uint32_t>& ids) {
-  for (uint32_t id : ids) {
-    if (!vocabulary.token_of(id)) continue;
-    if (id >= kept_out_.size()) kept_out_.resize(size_t{id} + 1, false);
-    kept_out_[id] = true;
-  }
-  if (!kept_out_.empty()) merges.erase_results(kept_out_);
-}
-
-void Bpe::encode(std::string_view piece, std::vector<int64_t>& out,
-                 std::vector<size_t>* begins) const {
-  if (ignore_merges) {
-    auto whole = vocabulary.find(to_letters(piece));
-    if (whole && !(*whole < kept_out_.size() && kept_out_[*whole])) {
-      out.push_back(*whole);
-      if (begins) begins->push_back(0);
-      return;
-    }
-  }
-  std::vector<uint32_t> ids;
-  std::vector<size_t> places;  // empty where nobody asks
-  ids.reserve(piece.size());
-  if (begins) places.reserve(piece.size());
-  bool after_unknown = false;
-  for (size_t i = 0; i < piece.size(); ++i) {
-    std::optional<uint32_t> id = byte_ids[static_cast<uint8_t>(piece[i])];
-    bool lacking = !id;
-    if (lacking) id = unknown;
-    if (id && !(lacking && after_unknown && fuse_unknown)) {
-      ids.push_back(*id);
-      if (begins) places.push_back(i);
-    }
-    after_unknown = lacking;
-  }
-  if (ids.size() <= kShort) {
-    merge_short(ids, places, merges);
-  } else {
-    merge_long(ids, places, merges);
-  }
-  out.insert(out.end(), ids.begin(), ids.end());
-  if (begins) begins->insert(begins->end(), places.begin(), places.end());
-}
+std::unique_ptr<Model> read_bpe(const Field& model) { return std::make_unique<Bpe>(model); }
 
 }  // namespace meshwright::tokenizer

@@ -1,4 +1,4 @@
-// Characters as the tokenizer knows them: UTF-8, and the canonical composition of Unicode.
+// Characters as the tokenizer knows them: UTF-8, the alphabet of bytes, and what is young.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +18,6 @@ using base::character_at;
 using base::first_invalid;
 using base::Utf8Stream;
 
-// Unicode's White_Space.
-bool is_space(int32_t code);
-
 // The alphabet of byte-level vocabularies: every byte is a printable character, as GPT-2 chose
 // them.
 
@@ -31,21 +28,6 @@ std::string to_letters(std::string_view bytes);
 // The bytes that the letters of `token` (valid UTF-8) stand for; none when some character is no
 // letter.
 std::optional<std::string> from_letters(std::string_view token);
-
-// Unicode's canonical composition, NFC, as of the version that the tokenizers library has.
-
-// `text` is valid UTF-8. Time is linear but for sorting runs of combining marks.
-std::string compose(std::string_view text);
-
-// Characters that composition changed, together: bytes of the source and of what became of them.
-struct Recomposed {
-  size_t begin = 0, end = 0, composed_begin = 0, composed_end = 0;
-};
-// All of them in `text`, whose composition is `composed`; what lies between them is the same in
-// both.
-std::vector<Recomposed> recomposed(std::string_view text, std::string_view composed);
-// Whether composition never reaches back over the place before this character.
-bool starts_anew(int32_t code);
 
 // How many characters of `text`, which is valid UTF-8, Unicode has got after the tables here were
 // made: the tokenizers library, whose tables are younger, may cut a text at them otherwise. Private

@@ -4,6 +4,7 @@
 #include <pcre2.h>
 
 #include <algorithm>
+#include <bitset>
 #include <chrono>
 #include <new>
 
@@ -83,7 +84,40 @@ PatternScratch::~PatternScratch() = default;
 
 struct Pattern::Code {
   std::unique_ptr<pcre2_code, Free<pcre2_code_free>> code;
+  std::string literal;                    // of Syntax::literal
+  std::optional<std::bitset<256>> first;  // bytes that a match begins with, if that is known
 };
+
+namespace {
+
+// Only a pattern that may match everywhere has this to say, and it is not run.
+std::optional<std::bitset<256>> first_bytes(std::string_view written, uint32_t options,
+                                            pcre2_compile_context* context) {
+  int failed = 0;
+  PCRE2_SIZE offset = 0;
+  const std::unique_ptr<pcre2_code, Free<pcre2_code_free>> code(pcre2_compile(
+      bytes_of(written), written.size(), options & ~PCRE2_ANCHORED, &failed, &offset, context));
+  uint32_t empty = 0;
+  const uint8_t* map = nullptr;
+  if (!code || pcre2_pattern_info(code.get(), PCRE2_INFO_MATCHEMPTY, &empty) != 0 || empty != 0 ||
+      pcre2_pattern_info(code.get(), PCRE2_INFO_FIRSTBITMAP, &map) != 0)
+    return std::nullopt;
+  std::bitset<256> out;
+  if (map != nullptr) {
+    for (size_t byte = 0; byte < 256; ++byte) out[byte] = (map[byte / 8] >> byte % 8 & 1) != 0;
+    return out;
+  }
+  uint32_t kind = 0, unit = 0;
+  // Where letters match in either case, the unit is only one of two.
+  if (written.find("(?") != std::string_view::npos ||
+      pcre2_pattern_info(code.get(), PCRE2_INFO_FIRSTCODETYPE, &kind) != 0 || kind != 1 ||
+      pcre2_pattern_info(code.get(), PCRE2_INFO_FIRSTCODEUNIT, &unit) != 0)
+    return std::nullopt;
+  out[unit & 0xFFU] = true;
+  return out;
+}
+
+}  // namespace
 
 Pattern::Pattern(std::string_view pattern, Syntax syntax) : code_(std::make_unique<Code>()) {
   if (pattern.size() > kMaxPattern)
@@ -107,6 +141,10 @@ Pattern::Pattern(std::string_view pattern, Syntax syntax) : code_(std::make_uniq
   if (!code_->code)
     throw PatternProblem{std::min<size_t>(offset, pattern.size()),
                          "cannot be compiled: " + message_of(failed)};
+  if (syntax == Syntax::literal)
+    code_->literal = pattern;
+  else
+    code_->first = first_bytes(written, options, context.get());
   // Without the compiler to machine code the interpreter does the same.
   pcre2_jit_compile(code_->code.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
 }
@@ -168,8 +206,19 @@ std::optional<Matches::Range> Matches::at(size_t place) {
 }
 
 std::optional<Matches::Range> Matches::next() {
+  if (const std::string& literal = pattern_.code_->literal; !literal.empty()) {
+    const size_t found = text_.find(literal, from_);
+    if (found == std::string_view::npos) return std::nullopt;
+    from_ = found + literal.size();
+    return Range{found, from_};
+  }
   if (from_ == 0) scratch_.parts_->bytes += text_.size();
+  const std::optional<std::bitset<256>>& first = pattern_.code_->first;
   for (size_t place = from_; place <= text_.size(); place = step(place)) {
+    if (first) {
+      while (place < text_.size() && !(*first)[static_cast<uint8_t>(text_[place])]) ++place;
+      if (place == text_.size()) break;
+    }
     std::optional<Range> found = at(place);
     if (!found) continue;
     if (found->begin == found->end && last_end_ == found->end) continue;

@@ -161,22 +161,39 @@ class Writer {
   void set() {
     take("[");
     if (next_is("^")) take("^");
+    members(false);
+    take("]");
+  }
+
+  // What a class holds, up to its end. nested: it stands in another one, which has its members,
+  // too.
+  void members(bool nested) {
     if (next_is("]")) refuse("has an empty class, or a ] in it that no backslash precedes");
-    while (at_ < in_.size() && in_[at_] != ']') {
+    for (bool first = true; at_ < in_.size() && in_[at_] != ']'; first = false) {
       if (in_[at_] == '\\') {
         escape(true);
       } else if (next_is("[:")) {
         refuse("uses a POSIX class such as [:alpha:], which is not read here; \\p{...} is");
       } else if (in_[at_] == '[') {
-        refuse("has a class inside a class, which is not read here");
+        inner_set();
       } else if (next_is("&&")) {
         refuse("intersects classes with &&, which is not read here");
+      } else if (nested && in_[at_] == '-' && (first || in_.substr(at_ + 1).starts_with(']'))) {
+        put("\\-", 1);  // between what stands beside it in the outer class it would be a range
       } else {
         out_.push_back(in_[at_++]);
       }
     }
     if (at_ >= in_.size()) refuse("has a [ that nothing closes");
-    take("]");
+  }
+
+  void inner_set() {
+    if (next_is("[^")) refuse("has a negated class inside a class, which is not read here");
+    if (out_.ends_with('-')) refuse("has a - before a class inside a class");
+    ++at_;
+    members(true);
+    ++at_;
+    if (next_is("-")) refuse("has a - behind a class inside a class");
   }
 
   void open() {

@@ -2,60 +2,22 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "meshwright/error.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/json_codec.h"
-#include "sdk/text/tokenizer/divide.h"
+#include "sdk/text/tokenizer/aligned.h"
 #include "sdk/text/tokenizer/folder.h"
 #include "sdk/text/tokenizer/normalize.h"
 #include "sdk/text/tokenizer/parts.h"
 
 namespace meshwright::tokenizer {
 
-// Places of a text: those of what was composed from it, and those in which nothing is special.
+namespace {
 
-// From a part of a text as it is after composition back to the text.
-class Places {
- public:
-  // The part begins at `base`.
-  Places(size_t base, std::vector<Recomposed> changed)
-      : base_(base), changed_(std::move(changed)) {}
-  // What was changed is not divided: a range that has some of it gets all.
-  ByteRange source(ByteRange composed) const;
-
- private:
-  size_t begin_of(size_t composed) const;
-  size_t end_of(size_t composed) const;
-  size_t base_;
-  std::vector<Recomposed> changed_;
-};
-
-size_t Places::begin_of(size_t composed) const {
-  auto after = std::upper_bound(
-      changed_.begin(), changed_.end(), composed,
-      [](size_t place, const Recomposed& it) { return place < it.composed_begin; });
-  if (after == changed_.begin()) return base_ + composed;
-  const Recomposed& last = *(after - 1);
-  return base_ +
-         (composed < last.composed_end ? last.begin : last.end + (composed - last.composed_end));
-}
-
-size_t Places::end_of(size_t composed) const {
-  auto after = std::lower_bound(
-      changed_.begin(), changed_.end(), composed,
-      [](const Recomposed& it, size_t place) { return it.composed_begin < place; });
-  if (after == changed_.begin()) return base_ + composed;
-  const Recomposed& last = *(after - 1);
-  return base_ +
-         (composed <= last.composed_end ? last.end : last.end + (composed - last.composed_end));
-}
-
-ByteRange Places::source(ByteRange composed) const {
-  size_t begin = begin_of(composed.begin);
-  return {begin, composed.begin == composed.end ? begin : end_of(composed.end)};
-}
+constexpr int64_t kMaxFile = 256 << 20;
 
 // Throws Error(internal) for parts of a text of `bytes` that do not ascend, overlap or leave it.
 void check_parts(std::span<const ByteRange> parts, size_t bytes) {
@@ -79,45 +41,112 @@ bool overlaps(std::span<const ByteRange> parts, ByteRange range) {
   return false;
 }
 
-namespace {
-
-constexpr int64_t kMaxFile = 256 << 20;
-// Pieces that are worth remembering within one text, and how many.
-constexpr size_t kCachedPiece = 64, kCachedPieces = 1 << 16;
-
-// Merges pieces, those that were seen before from memory: most words of a long text were. `begins`,
-// if given: where in its piece each id begins.
-class PieceEncoder {
+// A text as it goes through the parts of a tokenizer.
+class Run {
  public:
-  PieceEncoder(const Bpe& bpe, std::vector<int64_t>& out, std::vector<size_t>* begins)
-      : bpe_(bpe), out_(out), begins_(begins) {}
-  void encode(std::string_view piece) {
-    if (piece.size() < 3 || piece.size() > kCachedPiece) return bpe_.encode(piece, out_, begins_);
-    key_.assign(piece);
-    if (auto known = seen_.find(key_); known != seen_.end()) {
-      for (uint32_t i = 0; i < known->second.count; ++i)
-        out_.push_back(out_[known->second.begin + i]);
-      for (uint32_t i = 0; begins_ && i < known->second.count; ++i)
-        begins_->push_back((*begins_)[known->second.begin + i]);
-      return;
+  Run(const Tokenizer::Parts& parts, std::string_view text, const RangeOptions& options,
+      bool with_ranges)
+      : parts_(parts),
+        text_(text),
+        options_(options),
+        with_ranges_(with_ranges),
+        tracked_(with_ranges || (parts.needs_begins && !parts.normalizers.empty())) {}
+
+  Encoded encode(bool continues) {
+    TokenFinder::Plain plain{
+        [&](size_t begin, size_t end) { return overlaps(options_.plain, source(begin, end)); }};
+    TokenFinder::Plain* const heeded = options_.plain.empty() ? nullptr : &plain;
+    for (const TokenFinder::Part& part : parts_.verbatim.cut(text_, scratch_, heeded)) {
+      const auto at = static_cast<size_t>(part.text.data() - text_.data());
+      section_ = nullptr;
+      if (part.token != nullptr) {
+        put(*part.token, {at, at + part.text.size()});
+        continue;
+      }
+      SplitContext context{scratch_, continues && at == 0};
+      Aligned section;
+      std::string_view whole = part.text;
+      if (tracked_ || !parts_.normalizers.empty()) {
+        section = Aligned(part.text, at, tracked_);
+        for (const auto& normalizer : parts_.normalizers) normalizer->apply(section, context);
+        whole = section.text;
+      }
+      section_ = tracked_ ? &section : nullptr;
+      for (const TokenFinder::Part& inner : parts_.normalized.cut(whole, scratch_, heeded)) {
+        const auto begin = static_cast<size_t>(inner.text.data() - whole.data());
+        if (inner.token != nullptr) {
+          put(*inner.token, source(begin, begin + inner.text.size()));
+        } else {
+          pre_tokenize(parts_.pre_tokenizers.steps,
+                       {inner.text, tracked_ ? section.from.data() + begin : nullptr, at + begin},
+                       context, [&](const Piece& piece) { take(piece); });
+        }
+      }
     }
-    size_t begin = out_.size();
-    bpe_.encode(piece, out_, begins_);
-    if (seen_.size() < kCachedPieces)
-      seen_.emplace(key_, Seen{begin, static_cast<uint32_t>(out_.size() - begin)});
+    out_.kept_as_text = plain.kept;
+    return std::move(out_);
   }
 
  private:
-  struct Seen {
-    size_t begin;  // in the output, which only grows
-    uint32_t count;
-  };
-  const Bpe& bpe_;
-  std::vector<int64_t>& out_;
-  std::vector<size_t>* begins_;
-  std::string key_;
-  std::unordered_map<std::string, Seen> seen_;
+  ByteRange source(size_t begin, size_t end) const {
+    return section_ != nullptr ? section_->source(begin, end) : ByteRange{begin, end};
+  }
+
+  void put(const AddedToken& token, ByteRange range) {
+    out_.ids.push_back(token.id);
+    if (with_ranges_) put_range(range);
+  }
+
+  void take(const Piece& piece) {
+    const size_t before = in_piece_.size();
+    parts_.model->encode(piece.text, !options_.plain.empty(),
+                         {out_.ids, with_ranges_ ? &in_piece_ : nullptr});
+    for (size_t i = before; i < in_piece_.size(); ++i)
+      put_range({piece.from[in_piece_[i].begin].begin, piece.from[in_piece_[i].end - 1].end});
+    in_piece_.clear();
+  }
+
+  void put_range(ByteRange range) {
+    // A token may lie within the white space that the one before it took.
+    if (!out_.ranges.empty()) range.end = std::max(range.end, out_.ranges.back().end);
+    out_.ranges.push_back(range);
+  }
+
+  const Tokenizer::Parts& parts_;
+  std::string_view text_;
+  const RangeOptions& options_;
+  const bool with_ranges_, tracked_;
+  PatternScratch scratch_;
+  const Aligned* section_ = nullptr;  // what the text between two tokens became
+  std::vector<ByteRange> in_piece_;
+  Encoded out_;
 };
+
+// Told rather than applied: what becomes of a long text is for who asks.
+std::vector<std::string> notes_of(const Field& root) {
+  std::vector<std::string> out;
+  if (const Field truncation = root.at("truncation"); !truncation.absent()) {
+    const Field length = truncation.at("max_length");
+    out.push_back(
+        "the tokenizer's file cuts texts" +
+        (length.absent() ? std::string() : " to " + std::to_string(length.id()) + " tokens") +
+        " (truncation); here they are encoded as a whole");
+  }
+  if (!root.at("padding").absent())
+    out.emplace_back(
+        "the tokenizer's file fills texts up (padding); here nothing is added to them");
+  return out;
+}
+
+Cuts cuts_of(const Tokenizer::Parts& parts) {
+  CutPlaces places;
+  for (const auto& normalizer : parts.normalizers)
+    if (places.any()) normalizer->heed(places);
+  for (const auto& step : parts.pre_tokenizers.steps)
+    if (places.any()) step->heed(places);
+  if (!places.any() || (!places.separated && !parts.model->allows(places))) return {};
+  return heed_added(places, parts.added);
+}
 
 }  // namespace
 
@@ -149,116 +178,79 @@ Tokenizer Tokenizer::parse(std::string_view text, const std::string& name) {
 Tokenizer Tokenizer::from_value(const boost::json::value& value, const std::string& name) {
   auto parts = std::make_unique<Parts>();
   parts->name = name;
-  Field root(parts->name, &value, "");
-  if (Field version = root.at("version"); !version.absent() && version.string() != "1.0")
+  const Field root(parts->name, &value, "");
+  if (const Field version = root.at("version"); !version.absent() && version.string() != "1.0")
     version.refuse("is " + shown(version.string()) + "; \"1.0\" is read here");
-  read_model(root.at("model"), parts->bpe);
-  parts->composes = read_normalizer(root.at("normalizer"));
-  parts->steps = read_pre_tokenizer(root.at("pre_tokenizer"));
+  parts->model = read_model(root.at("model"));
+  parts->normalizers = read_normalizer(root.at("normalizer"));
+  parts->pre_tokenizers =
+      read_pre_tokenizer(root.at("pre_tokenizer"), parts->model->can_take_bytes());
+  if (parts->pre_tokenizers.bytes) parts->model->take_bytes();
+  for (const auto& step : parts->pre_tokenizers.steps)
+    parts->needs_begins = parts->needs_begins || step->needs_begins();
   parts->around = read_post_processor(root.at("post_processor"));
-  parts->added = read_added_tokens(root.at("added_tokens"), parts->bpe.vocabulary);
-  std::vector<std::string_view> tokens = parts->bpe.vocabulary.tokens();
-  for (const AddedToken& token : parts->added) tokens.push_back(token.content);
-  parts->stripped = read_decoder(root.at("decoder"), tokens);
+  parts->added = read_added_tokens(root.at("added_tokens"), parts->model->vocabulary);
+  parts->notes = notes_of(root);
+  std::vector<std::string_view> tokens = parts->model->vocabulary.tokens();
   std::vector<uint32_t> special;
+  PatternScratch scratch;
   for (AddedToken& token : parts->added) {
-    token.matched = token.normalized && parts->composes ? compose(token.content) : token.content;
+    token.matched = token.content;
+    if (token.normalized) {
+      SplitContext context{scratch};
+      Aligned content(token.content, 0, false);
+      for (const auto& normalizer : parts->normalizers) normalizer->apply(content, context);
+      token.matched = std::move(content.text);
+    }
+    tokens.push_back(token.matched);
     const size_t index = parts->added_by_id.size();  // no id is there twice
     parts->added_by_id[token.id] = &token;
     parts->added_by_content[token.content] = &token;
     if (!(token.normalized ? parts->normalized : parts->verbatim).add(token))
       root.at("added_tokens")
           .at(index)
-          .refuse("is the same as an earlier one once it is normalized");
+          .refuse(token.matched.empty() ? "is nothing once it is normalized"
+                                        : "is the same as an earlier one once it is normalized");
     if (token.special) special.push_back(token.id);
   }
-  parts->bpe.keep_out(special);
-  Tokenizer out(std::move(parts));
-  for (const TemplatePiece& piece : out.parts_->around.value_or(Template{}))
+  parts->decoders = read_decoder(root.at("decoder"), tokens);
+  parts->model->keep_out(special);
+  parts->cuts = cuts_of(*parts);
+  for (const TemplatePiece& piece : parts->around.value_or(Template{}))
     for (int64_t id : piece.ids)
-      if (id >= out.size())
+      if (id >= parts->size())
         refuse(name, "post_processor",
                "puts in the id " + std::to_string(id) + ", which no token has");
-  return out;
+  return Tokenizer(std::move(parts));
 }
 
 std::vector<int64_t> Tokenizer::encode(std::string_view text, bool special) const {
-  return run(text, {.special = special}, false).ids;
+  return run(text, {.special = special}, false, false).ids;
 }
 
 Encoded Tokenizer::encode_ranges(std::string_view text, const RangeOptions& options) const {
   check_parts(options.plain, text.size());
-  return run(text, options, true);
+  return run(text, options, true, false);
 }
 
-Encoded Tokenizer::run(std::string_view text, const RangeOptions& options, bool with_ranges) const {
+std::vector<int64_t> Tokenizer::encode_rest(std::string_view text) const {
+  return run(text, {}, false, true).ids;
+}
+
+Encoded Tokenizer::run(std::string_view text, const RangeOptions& options, bool with_ranges,
+                       bool continues) const {
   if (size_t at = first_invalid(text); at < text.size())
     throw Error(ErrorCode::usage, "the text is not UTF-8 at byte " + std::to_string(at))
         .help("save the text as UTF-8");
   Encoded out;
-  std::vector<size_t> begins;  // of each id in its piece
-  PatternScratch scratch;
-  PieceEncoder pieces(parts_->bpe, out.ids, with_ranges ? &begins : nullptr);
-  Places places(0, {});
-  auto put_range = [&](size_t begin, size_t end) {
-    ByteRange range = places.source({begin, end});
-    // A token may lie within the white space that the one before it took.
-    if (!out.ranges.empty()) range.end = std::max(range.end, out.ranges.back().end);
-    out.ranges.push_back(range);
-  };
-  auto put = [&](const TokenFinder::Part& part, size_t at) {
-    out.ids.push_back(part.token->id);
-    if (!with_ranges) return;
-    begins.push_back(0);
-    put_range(at, at + part.text.size());
-  };
-  size_t inner_begin = 0;
-  const std::function<void(const SplitPiece&)> take = [&](const SplitPiece& piece) {
-    size_t first = out.ids.size();
-    pieces.encode(piece.bytes);
-    if (!with_ranges) return;
-    auto place = [&](size_t in_piece) {
-      return inner_begin + piece.begin + (std::max(in_piece, piece.added) - piece.added);
-    };
-    for (size_t i = first; i < begins.size(); ++i)
-      put_range(place(begins[i]),
-                place(i + 1 < begins.size() ? begins[i + 1] : piece.bytes.size()));
-  };
-  auto offset = [](std::string_view part, std::string_view whole) {
-    return static_cast<size_t>(part.data() - whole.data());
-  };
-  TokenFinder::Plain plain{[&](size_t begin, size_t end) {
-    return overlaps(options.plain, places.source({begin, end}));
-  }};
-  TokenFinder::Plain* const heeded = options.plain.empty() ? nullptr : &plain;
   try {
-    for (const TokenFinder::Part& part : parts_->verbatim.cut(text, scratch, heeded)) {
-      const size_t begin = offset(part.text, text);
-      places = Places(begin, {});
-      if (part.token) {
-        put(part, 0);
-        continue;
-      }
-      std::string composed;
-      std::string_view whole = part.text;
-      if (parts_->composes) {
-        whole = composed = compose(part.text);
-        if (with_ranges) places = Places(begin, recomposed(part.text, whole));
-      }
-      for (const TokenFinder::Part& inner : parts_->normalized.cut(whole, scratch, heeded)) {
-        inner_begin = offset(inner.text, whole);
-        if (inner.token) {
-          put(inner, inner_begin);
-        } else {
-          pre_tokenize(parts_->steps, inner.text, scratch, take);
-        }
-      }
-    }
+    out = Run(*parts_, text, options, with_ranges).encode(continues);
   } catch (const PatternProblem& problem) {
-    refuse(parts_->name, "a pattern of pre_tokenizer",
+    refuse(parts_->name, "a pattern of normalizer or pre_tokenizer",
            problem.what + " (at byte " + std::to_string(problem.offset) + " of a piece of it)");
+  } catch (const ModelProblem& problem) {
+    refuse(parts_->name, "model", problem.what);
   }
-  out.kept_as_text = plain.kept;
   if (parts_->around) return framed(out, options.special, text.size());
   return out;
 }
@@ -282,20 +274,12 @@ Encoded Tokenizer::framed(const Encoded& text, bool special, size_t bytes) const
   return out;
 }
 
-std::string Tokenizer::bytes_of(int64_t id, bool skip_special) const {
-  if (id < 0 || id > INT32_MAX) return "";
-  std::string_view token;
+std::optional<std::string_view> Tokenizer::token_of(int64_t id) const {
+  if (id < 0 || id > INT32_MAX) return std::nullopt;
   if (auto added = parts_->added_by_id.find(static_cast<uint32_t>(id));
-      added != parts_->added_by_id.end()) {
-    token = added->second->matched;
-  } else if (auto known = parts_->bpe.vocabulary.token_of(static_cast<uint32_t>(id))) {
-    token = *known;
-  }
-  if (skip_special)
-    if (auto it = parts_->added_by_content.find(token);
-        it != parts_->added_by_content.end() && it->second->special)
-      return "";
-  return from_letters(token).value_or(std::string(token));
+      added != parts_->added_by_id.end())
+    return added->second->matched;
+  return parts_->model->vocabulary.token_of(static_cast<uint32_t>(id));
 }
 
 std::string Tokenizer::decode(std::span<const int64_t> ids, bool skip_special) const {
@@ -325,28 +309,62 @@ std::vector<std::string_view> Tokenizer::special_tokens() const {
   return out;
 }
 
-int64_t Tokenizer::stripped() const { return parts_->stripped; }
+Cuts Tokenizer::cuts() const { return parts_->cuts; }
 
-std::string TextStream::without_first(std::string text) {
-  if (stripped_ == 0 || text.empty()) return text;
-  const size_t spaces = std::min(text.find_first_not_of(' '), text.size()),
-               taken = std::min(spaces, static_cast<size_t>(stripped_));
-  stripped_ = taken < text.size() ? 0 : stripped_ - static_cast<int64_t>(taken);
-  return text.substr(taken);
-}
-
-Cuts Tokenizer::cuts() const { return cuts_of(parts_->steps, parts_->added); }
+const std::vector<std::string>& Tokenizer::notes() const { return parts_->notes; }
 
 std::optional<int64_t> Tokenizer::id_of(std::string_view token) const {
   if (auto added = parts_->added_by_content.find(token); added != parts_->added_by_content.end())
     return added->second->id;
-  return parts_->bpe.vocabulary.find(token);
+  return parts_->model->vocabulary.find(token);
 }
 
-int64_t Tokenizer::size() const {
-  int64_t largest = parts_->bpe.vocabulary.largest_id();
-  for (const AddedToken& token : parts_->added) largest = std::max<int64_t>(largest, token.id);
+int64_t Tokenizer::size() const { return parts_->size(); }
+
+int64_t Tokenizer::Parts::size() const {
+  int64_t largest = model->vocabulary.largest_id();
+  for (const AddedToken& token : added) largest = std::max<int64_t>(largest, token.id);
   return largest + 1;
+}
+
+struct TextStream::Parts {
+  const Tokenizer& tokenizer;
+  bool skip_special;
+  std::string text;  // what has come and was not taken
+  std::unique_ptr<DecodeStage> stage;
+
+  std::string take() { return std::exchange(text, {}); }
+  template <class Do>
+  std::string run(const Do& act) {
+    try {
+      act();
+    } catch (const PatternProblem& problem) {
+      refuse(tokenizer.parts_->name, "a pattern of decoder", problem.what);
+    }
+    return take();
+  }
+};
+
+TextStream::TextStream(const Tokenizer& tokenizer, bool skip_special)
+    : parts_(new Parts{tokenizer, skip_special, {}, {}}) {
+  parts_->stage = begin_decoding(tokenizer.parts_->decoders, parts_->text);
+}
+TextStream::TextStream(TextStream&&) noexcept = default;
+TextStream& TextStream::operator=(TextStream&&) noexcept = default;
+TextStream::~TextStream() = default;
+
+std::string TextStream::add(int64_t id) {
+  const std::optional<std::string_view> token = parts_->tokenizer.token_of(id);
+  if (!token) return "";
+  if (parts_->skip_special) {
+    const auto& added = parts_->tokenizer.parts_->added_by_content;
+    if (const auto it = added.find(*token); it != added.end() && it->second->special) return "";
+  }
+  return parts_->run([&] { parts_->stage->put(*token); });
+}
+
+std::string TextStream::finish() {
+  return parts_->run([&] { parts_->stage->finish(); });
 }
 
 }  // namespace meshwright::tokenizer

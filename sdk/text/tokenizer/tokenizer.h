@@ -1,5 +1,6 @@
-// Text to token ids and back, as a Hugging Face tokenizer.json of the byte-level BPE kind says
-// (GPT-2, Llama 3, Qwen2 and Qwen3, ...).
+// Text to token ids and back, as a Hugging Face tokenizer.json says: BPE (GPT-2, Llama 2 and 3,
+// Mistral, Gemma, Qwen, ...), Unigram (T5, ALBERT, XLM-R), WordPiece (BERT) and WordLevel, with all
+// parts of such a file.
 //
 //   Tokenizer tokenizer = Tokenizer::load("models/Qwen3-0.6B/tokenizer.json");
 //   std::vector<int64_t> ids = tokenizer.encode("Hello");
@@ -20,8 +21,6 @@
 #include <string_view>
 #include <vector>
 
-#include "sdk/text/tokenizer/normalize.h"
-
 namespace meshwright::tokenizer {
 
 // Kinds of places where a text may be cut.
@@ -39,11 +38,14 @@ struct ByteRange {
 // Ids and where they come from.
 struct Encoded {
   std::vector<int64_t> ids;
-  // Of each id, in bytes of the text that was given; neither begins nor ends descend (but where a
-  // template repeats the text). An id that stands for nothing in it has an empty one: those of the
-  // template, a space put before a word. Bytes may be in several: where the tokenizer composes
-  // (NFC), what it changed is told apart no further, so each id of such characters has all their
-  // bytes; and white space that an added token takes may hold another one.
+  // Of each id, in bytes of the text that was given, as the `tokenizers` library has them; neither
+  // begins nor ends descend (but where a template repeats the text). An id of the template has an
+  // empty one. Bytes may be in several: a space put before a word stands for the word's first
+  // character; where characters are changed together (a letter and its marks, by NFC), what became
+  // of them is told apart no further, so each of its ids has all their bytes; and white space that
+  // an added token takes may hold another one. Bytes may be in none: what a normalizer takes away,
+  // white space between words. Within a character ids of its bytes have each their own, where the
+  // library gives each the character.
   std::vector<ByteRange> ranges;
   int64_t kept_as_text = 0;  // special tokens that were found in a plain part, and read as text
 };
@@ -51,9 +53,10 @@ struct Encoded {
 struct RangeOptions {
   bool special = false;  // with what the tokenizer's template puts around a text
   // Ascending, not overlapping, else Error(internal). Where one of them overlaps the text of a
-  // token with `special: true`, if only partly, that token is not looked for. All else is as ever:
-  // other added tokens are found, and tokens outside take white space as they do. Merges never make
-  // a special token, in no part, unless it is a single byte.
+  // token with `special: true`, if only partly, that token is not looked for, and where there is a
+  // plain part no model makes such a token of the text. All else is as ever: other added tokens are
+  // found, and tokens outside take white space as they do. Merges never make a special token, in no
+  // part, unless it is a single byte or character.
   std::span<const ByteRange> plain = {};
 };
 
@@ -79,8 +82,8 @@ class Tokenizer {
   // Bytes that are no UTF-8 become U+FFFD, and ids that nothing has give nothing, both as in the
   // reference.
   std::string decode(std::span<const int64_t> ids, bool skip_special = false) const;
-  // What one token stands for; a piece of a character, perhaps.
-  std::string bytes_of(int64_t id, bool skip_special = false) const;
+  // As the file has it, once it is normalized.
+  std::optional<std::string_view> token_of(int64_t id) const;
 
   // Ids that the file's template puts before and after a text; nothing when it repeats or drops the
   // text.
@@ -88,42 +91,43 @@ class Tokenizer {
     std::vector<int64_t> before, after;
   };
   std::optional<Frame> frame() const;
-  // Where a text may be cut (cut_near() of divide.h) so that encode(part, false) of the parts gives
-  // the ids of the whole.
+  // Where a text may be cut (cut_near() of divide.h) so that encode(part, false) of the first part
+  // and encode_rest() of the others give the ids of the whole.
   Cuts cuts() const;
+  std::vector<int64_t> encode_rest(std::string_view text) const;
 
   std::optional<int64_t> id_of(std::string_view token) const;
   // The texts of added tokens with `special: true`; they live as long as the tokenizer.
   std::vector<std::string_view> special_tokens() const;
   int64_t size() const;  // one above the largest id
-  // Spaces that decoding takes from the beginning of a text, as some files ask for.
-  int64_t stripped() const;
+  // What the file asks for and is not done here, each in a sentence for its user.
+  const std::vector<std::string>& notes() const;
+  struct Parts;
 
  private:
-  struct Parts;
+  friend class TextStream;
   explicit Tokenizer(std::unique_ptr<Parts> parts);
-  Encoded run(std::string_view text, const RangeOptions& options, bool with_ranges) const;
+  Encoded run(std::string_view text, const RangeOptions& options, bool with_ranges,
+              bool continues) const;
   Encoded framed(const Encoded& text, bool special, size_t bytes) const;
   std::unique_ptr<const Parts> parts_;
 };
 
-// Text as its tokens come: characters whose bytes are not all there wait. What add() and finish()
-// gave together is what decode() gives. The tokenizer must outlive it.
+// Text as its tokens come: characters whose bytes are not all there wait, and so does what the
+// decoder has to know the next token for. What add() and finish() gave together is what decode()
+// gives. The tokenizer must outlive it.
 class TextStream {
  public:
-  explicit TextStream(const Tokenizer& tokenizer, bool skip_special = false)
-      : tokenizer_(&tokenizer), skip_special_(skip_special), stripped_(tokenizer.stripped()) {}
-  std::string add(int64_t id) {
-    return without_first(bytes_.add(tokenizer_->bytes_of(id, skip_special_)));
-  }
-  std::string finish() { return without_first(bytes_.finish()); }
+  explicit TextStream(const Tokenizer& tokenizer, bool skip_special = false);
+  TextStream(TextStream&&) noexcept;
+  TextStream& operator=(TextStream&&) noexcept;
+  ~TextStream();
+  std::string add(int64_t id);
+  std::string finish();
 
  private:
-  std::string without_first(std::string text);
-  const Tokenizer* tokenizer_;
-  bool skip_special_;
-  int64_t stripped_;  // spaces that may still be taken
-  Utf8Stream bytes_;
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
 };
 
 }  // namespace meshwright::tokenizer

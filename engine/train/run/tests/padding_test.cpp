@@ -75,7 +75,7 @@ Seen steps_of(Layout layout, const data::Numbers& numbers, bool cut = true,
     if (!cut) padding.multiple = 0;
     const int64_t rows = rank.trainer.local_batch(), ranks = rank.trainer.data_parallel_size();
     train::Batches batches(
-        data::open_samples(config), sampler(),
+        {data::open_samples(config), sampler()},
         train::BatchOrder{.first = rank.trainer.data_parallel_rank() * rows,
                           .stride = ranks * rows,
                           .count = kSteps * rank.trainer.accumulation()},
@@ -172,7 +172,7 @@ TEST_CASE("micro-batches of one call are of one length") {
   const data::DatasetConfig config = data::config_of(numbers_of(false));
   // One row each, unshuffled: 3 + i % 5 tokens, and 3 + i % 9 from the twelfth on.
   train::Batches batches(
-      data::open_samples(config), sampler(),
+      {data::open_samples(config), sampler()},
       train::BatchOrder{.first = 0, .stride = 1, .count = 20},
       train::Batches::Settings{
           .rows = 1, .seq_len = kTokens, .padding = {.told = true, .multiple = 2, .together = 6}});

@@ -26,7 +26,7 @@ std::unique_ptr<train::Batches> batches_of(Trainer& trainer, const data::Dataset
                                            int64_t workers, int64_t steps = kSteps) {
   const int64_t rows = trainer.local_batch(), ranks = trainer.data_parallel_size();
   return std::make_unique<train::Batches>(
-      data::open_samples(config), data::Sampler(40, true, 9),
+      data::SampleStream(data::open_samples(config), data::Sampler(40, true, 9)),
       train::BatchOrder{.first = trainer.data_parallel_rank() * rows,
                         .stride = ranks * rows,
                         .count = steps * trainer.accumulation()},
@@ -154,13 +154,13 @@ TEST_CASE("plugin data: positions begin at 0 in each document, and in each sampl
     for (bool told : {false, true}) {
       CAPTURE(workers);
       CAPTURE(told);
-      train::Batches batches(data::open_samples(data::config_of(numbers)),
-                             data::Sampler(3, false, 9),
-                             train::BatchOrder{.first = 0, .stride = 3, .count = 1},
-                             train::Batches::Settings{.rows = 3,
-                                                      .seq_len = 8,
-                                                      .workers = workers,
-                                                      .padding = {.told = told, .multiple = 8}});
+      train::Batches batches(
+          {data::open_samples(data::config_of(numbers)), data::Sampler(3, false, 9)},
+          train::BatchOrder{.first = 0, .stride = 3, .count = 1},
+          train::Batches::Settings{.rows = 3,
+                                   .seq_len = 8,
+                                   .workers = workers,
+                                   .padding = {.told = told, .multiple = 8}});
       const train::MicroBatch& batch = batches.at(0);
       REQUIRE((batch.positions.sizes() == at::IntArrayRef{3, 8}));
       REQUIRE(batch.positions.is_contiguous());
@@ -169,7 +169,7 @@ TEST_CASE("plugin data: positions begin at 0 in each document, and in each sampl
     }
   numbers.documents = false;
   numbers.spoil = {};
-  train::Batches plain(data::open_samples(data::config_of(numbers)), data::Sampler(3, false, 9),
+  train::Batches plain({data::open_samples(data::config_of(numbers)), data::Sampler(3, false, 9)},
                        train::BatchOrder{.first = 0, .stride = 3, .count = 1},
                        train::Batches::Settings{.rows = 3, .seq_len = 8});
   CHECK_FALSE(plain.at(0).positions.defined());

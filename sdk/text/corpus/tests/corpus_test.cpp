@@ -10,6 +10,7 @@
 #include "meshwright/error.h"
 #include "sdk/text/corpus/corpus.h"
 #include "sdk/text/tokenizer/divide.h"
+#include "sdk/text/tokenizer/pre_tokenizers.h"
 #include "sdk/text/tokenizer/tests/made.h"
 
 namespace json = boost::json;
@@ -52,8 +53,9 @@ size_t compare_parts(const Tokenizer& tokenizer, const std::string& text) {
   for (size_t begin = 0; begin < text.size(); ++cuts) {
     size_t end = cut_near(text, begin, begin + 1, tokenizer.cuts());
     REQUIRE(end > begin);
+    const std::string_view part = std::string_view(text).substr(begin, end - begin);
     std::vector<int64_t> ids =
-        tokenizer.encode(std::string_view(text).substr(begin, end - begin), false);
+        begin == 0 ? tokenizer.encode(part, false) : tokenizer.encode_rest(part);
     parts.insert(parts.end(), ids.begin(), ids.end());
     begin = end;
   }
@@ -107,6 +109,39 @@ TEST_CASE("parts of a text give the ids of the whole, for every pattern that may
         cuts += compare_parts(tokenizer, random_text(random, 5 + random() % 60));
       CHECK(cuts > 300);
     }
+  }
+}
+
+TEST_CASE("parts of a text give the ids of the whole, for every kind of tokenizer") {
+  std::mt19937 random(19);
+  auto meta = [](const char* scheme, bool split) {
+    return json::object{{"type", "Metaspace"},
+                        {"replacement", "\u2581"},
+                        {"prepend_scheme", scheme},
+                        {"split", split}};
+  };
+  std::vector<std::pair<std::string, json::object>> kinds;
+  for (const std::string& style : made::kStyles) kinds.emplace_back(style, made::json_of(style));
+  for (const char* scheme : {"always", "first", "never"})
+    for (bool split : {true, false}) {
+      json::object file = made::json_of("mistral");
+      file["pre_tokenizer"] = meta(scheme, split);
+      kinds.emplace_back(std::string("mistral ") + scheme + (split ? " split" : ""), file);
+      file["pre_tokenizer"] = {
+          {"type", "Sequence"},
+          {"pretokenizers", {{{"type", "WhitespaceSplit"}}, meta(scheme, split)}}};
+      kinds.emplace_back(std::string("words and ") + scheme + (split ? " split" : ""), file);
+    }
+  for (const char* type : {"Whitespace", "WhitespaceSplit", "BertPreTokenizer"}) {
+    json::object file = made::json_of("bert");
+    file["pre_tokenizer"] = {{"type", type}};
+    kinds.emplace_back(type, file);
+  }
+  for (const auto& [name, file] : kinds) {
+    CAPTURE(name);
+    const Tokenizer tokenizer = made::from(file);
+    CHECK(tokenizer.cuts().any());
+    for (int i = 0; i < 200; ++i) compare_parts(tokenizer, random_text(random, 5 + random() % 60));
   }
 }
 

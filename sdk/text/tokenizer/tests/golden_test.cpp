@@ -36,7 +36,7 @@ std::string long_text(const json::array& lines) {
 }  // namespace
 
 TEST_CASE("ids and texts are those of the reference") {
-  for (std::string style : {"gpt2", "llama3", "qwen2"}) {
+  for (const std::string& style : made::kStyles) {
     CAPTURE(style);
     Tokenizer tokenizer = Tokenizer::load(made::kFolder + style + ".json");
     json::value golden = json::parse(made::file_of(style + ".golden.json"));
@@ -64,7 +64,7 @@ TEST_CASE("ids and texts are those of the reference") {
 
 TEST_CASE(
     "a megabyte is encoded as the reference does it, in seconds, and by several threads at once") {
-  for (std::string style : {"gpt2", "llama3", "qwen2"}) {
+  for (const std::string& style : made::kStyles) {
     CAPTURE(style);
     Tokenizer tokenizer = Tokenizer::load(made::kFolder + style + ".json");
     json::value golden = json::parse(made::file_of(style + ".golden.json"));
@@ -83,20 +83,25 @@ TEST_CASE(
     CHECK(static_cast<int64_t>(ids.size()) == golden.at("long").at("count").as_int64());
     CHECK(std::to_string(fnv(ids)) == text_of(golden.at("long").at("fnv")));
     CHECK(ids == others);
-    if (style != "qwen2") CHECK(tokenizer.decode(ids, true) == text);  // qwen2 composes
+    // The others change a text.
+    if (style == "gpt2" || style == "llama3" || style == "llama2" || style == "gemma")
+      CHECK(tokenizer.decode(ids, true) == text);
   }
 }
 
 TEST_CASE("one long piece takes no quadratic time") {
-  Tokenizer tokenizer = Tokenizer::load(made::kFolder + "qwen2.json");
-  for (std::string unit : {"a", "ab", "the", "\u4e2d", "!", "e\u0301\u0323"}) {
-    std::string text;
-    while (text.size() < 1 << 20) text += unit;
-    auto started = std::chrono::steady_clock::now();
-    std::vector<int64_t> ids = tokenizer.encode(text);
-    CAPTURE(unit);
-    CHECK(std::chrono::steady_clock::now() - started < std::chrono::seconds(120));
-    CHECK(ids.size() > 1000);
+  for (const std::string style : {"qwen2", "llama2", "gemma", "t5", "bert"}) {
+    CAPTURE(style);
+    Tokenizer tokenizer = Tokenizer::load(made::kFolder + style + ".json");
+    for (std::string unit : {"a", "ab", "the", "\u4e2d", "!", "e\u0301\u0323"}) {
+      std::string text;
+      while (text.size() < 1 << 20) text += unit;
+      auto started = std::chrono::steady_clock::now();
+      std::vector<int64_t> ids = tokenizer.encode(text);
+      CAPTURE(unit);
+      CHECK(std::chrono::steady_clock::now() - started < std::chrono::seconds(120));
+      CHECK(ids.size() >= (style == "bert" ? 3 : 1000));  // a word of that size is unknown
+    }
   }
 }
 

@@ -16,6 +16,10 @@ namespace meshwright::tokenizer::made {
 
 const std::string kFolder = MESHWRIGHT_SOURCE_DIR "/tests/data/tokenizers/";
 
+// The fixtures, of every kind.
+const std::vector<std::string> kStyles = {"gpt2",  "llama3", "qwen2",  "llama2", "mistral",
+                                          "gemma", "t5",     "albert", "bert"};
+
 inline std::string file_of(const std::string& name) { return base::read_file(kFolder + name); }
 
 inline boost::json::object json_of(const std::string& style) {
@@ -61,7 +65,7 @@ inline std::string random_text(std::mt19937& random, size_t pieces) {
       "각#A#Ж#\u0958#\U0001D15E#\u212b#\u0344#का#ि#cafe\u0301!#caf\u00e9!#"
       "<|im_end|>#<|im_start|>#<|endoftext|>#<|eot_id|>#<think>#<pad>#<|begin_of_text|>#"
       "<|im_#end|>#<#|>#pad># in#'s#7#é#…#.#ß#\u1100\u1161#'#_#Bc#ж#x#Ǆ#ʰ#٣#\u200d#"
-      "१",
+      "१#\u2581#<s>#</s>#[MASK]#\uff21\uff76\uff9e#ﬁ#½#\u0001#<0x41>#\U0001F600\U0001F600",
       '#');
   std::string out;
   for (size_t i = 0; i < pieces; ++i) out += kPieces[random() % kPieces.size()];

@@ -1,0 +1,275 @@
+// axolotl's YAML and TRL's arguments: which file is whose, and what becomes of their keys.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <tuple>
+
+#include "apps/migrate/tests/migrated.h"
+#include "tests/fixtures/folder.h"
+
+namespace migrate_test {
+
+TEST_CASE("a file is told by what is in it, whatever it is called") {
+  for (const auto& [text, program, mark] :
+       {std::tuple("[training]\nsteps = 3\n", "torchtitan", "training"),
+        {"# a comment\n\ntraining.steps = 3\n", "torchtitan", "training"},
+        {"step_scheduler: {max_steps: 3}\n", "Automodel", "step_scheduler"},
+        {"---\n# x = 1\nbase_model: a/b\nlearning_rate: 1\n", "axolotl", "base_model"},
+        {"model_name_or_path: a/b\n", "TRL", "model_name_or_path"},
+        {"{\"dataset_name\": \"a/b\", \"max_steps\": 3}", "TRL", "dataset_name"}})
+    for (const char* name : {"a.toml", "a.yaml", "config", "a.json"}) {
+      INFO(name, ": ", text);
+      const Migration done = migrate(text, name, strategies());
+      CHECK(done.program == program);
+      CHECK(done.known_by == mark);
+      loaded(done);
+    }
+}
+
+TEST_CASE("axolotl's YAML becomes a file of ours, and every key is accounted for") {
+  const Migration done = of_yaml(kAxolotlJob);
+  check_values(done, {{"model.pretrained", "\"models/a-model-1B\"", true},
+                      {"run.dir", "\"./outputs/mine\"", false},
+                      {"dataset.plugin", "\"jsonl\"", true},
+                      {"dataset.path", "\"data/rows.jsonl\"", false},
+                      {"dataset.seq_len", "4096", false},
+                      {"dataset.jsonl.format", "\"messages\"", true},
+                      {"dataset.jsonl.packing", "\"bfd\"", true},
+                      {"dataset.jsonl.truncate", "\"drop\"", true},
+                      {"lora.r", "32", false},
+                      {"lora.alpha", "16", false},
+                      {"lora.dropout", "0.05", false},
+                      {"lora.target_modules", "\"all-linear\"", false},
+                      {"step_scheduler.local_batch_size", "2", false},
+                      {"step_scheduler.global_batch_size", "16", true},
+                      {"step_scheduler.epochs", "3", false},
+                      {"optimizer.name", "\"adamw\"", true},
+                      {"optimizer.lr", "2e-04", false},
+                      {"optimizer.betas", "[0.9, 0.999]", true},
+                      {"optimizer.weight_decay", "0.01", false},
+                      {"optimizer.no_decay", "\"norms_and_biases\"", true},
+                      {"lr_scheduler.lr_decay_style", "\"cosine\"", false},
+                      {"lr_scheduler.min_lr", "2e-05", false},
+                      {"distributed.mp_policy.param_dtype", "\"bfloat16\"", false},
+                      {"distributed.activation_checkpointing", "\"full\"", false},
+                      {"run.float32_matmul_precision", "\"high\"", false},
+                      {"checkpoint.keep", "4", true},
+                      {"checkpoint.export", "\"final\"", true},
+                      {"model.torch_dtype", "\"float32\"", false},  // of the adapters
+                      {"dist_env.timeout_minutes", "30", true}});
+  for (const auto& [key, why] : {std::pair("adapter", "lora.base_dtype"),
+                                 {"load_in_4bit", "4 or 8 bits"},
+                                 {"warmup_ratio", "10% of the run's steps"},
+                                 {"saves_per_epoch", "checkpoint.every_steps"},
+                                 {"val_set_size", "validation_dataset.path"},
+                                 {"liger_rope", "no kernels to choose"},
+                                 {"datasets.train_on_eos", "dataset.jsonl"},
+                                 {"teleport", ""}})
+    CHECK_MESSAGE(says(done.left, key, why), key);
+  CHECK(find(done.left, "teleport")->line == 33);
+  CHECK(find(done.left, "wandb_name") == nullptr);
+  CHECK(says(done.missing, "lr_scheduler.lr_warmup_steps", "10%"));
+  CHECK(says(done.missing, "checkpoint.every_steps", "once an epoch"));
+}
+
+TEST_CASE("what axolotl's keys mean together") {
+  const std::string head = "base_model: /m\nlearning_rate: 1e-3\n";
+  struct Row {
+    const char* text;
+    std::vector<Expected> values;
+    const char* left = nullptr;
+  };
+  for (const Row& row : std::vector<Row>{
+           {"",
+            {{"model.pretrained", "\"/m\"", false},
+             {"model.torch_dtype", "\"bfloat16\"", true},  // loaded in what it computes in
+             {"lr_scheduler.lr_decay_style", "\"cosine\"", false},
+             {"optimizer.weight_decay", "0", true},
+             {"step_scheduler.epochs", "1", true},
+             {"step_scheduler.local_batch_size", "1", true},
+             {"dataset.jsonl.packing", "\"none\"", true}}},
+           {"max_steps: 1000\nnum_epochs: 2\n",
+            {{"step_scheduler.max_steps", "1000", false},
+             {"lr_scheduler.lr_warmup_steps", "30", true}},
+            "num_epochs"},
+           {"max_steps: 100\nwarmup_steps: 0.1\n", {{"lr_scheduler.lr_warmup_steps", "10", false}}},
+           {"lr_scheduler: constant\nwarmup_steps: 9\n",
+            {{"lr_scheduler.lr_decay_style", "\"constant\"", false},
+             {"lr_scheduler.lr_warmup_steps", "0", true}},
+            "warmup_steps"},
+           {"lr_scheduler: constant_with_warmup\nwarmup_steps: 9\n",
+            {{"lr_scheduler.lr_decay_style", "\"constant\"", false},
+             {"lr_scheduler.lr_warmup_steps", "9", false}}},
+           {"lr_scheduler: rex\n", {{"lr_scheduler.lr_decay_style", "\"cosine\"", true}}},
+           {"optimizer: muon\n", {{"optimizer.name", "\"adamw\"", true}}},
+           {"lora_r: 8\nlora_alpha: 16\n", {{"lora.r", "0", false}}, "lora_r"},
+           {"adapter: lora\nlora_r: 8\nlora_alpha: 16\nlora_target_modules: "
+            "'layers.[0-9]+.(mlp|self_attn)'\n",
+            {{"lora.r", "8", false}, {"lora.target_modules", "\"all-linear\"", false}},
+            "lora_target_modules"},
+           {"adapter: lora\nlora_model_dir: ./adapter\n",
+            {{"lora.adapter", "\"./adapter\"", false}, {"lora.r", "0", false}}},
+           {"bf16: false\n", {{"distributed.mp_policy.param_dtype", "\"float32\"", false}}},
+           {"fp16: true\nadapter: lora\n",
+            {{"distributed.mp_policy.param_dtype", "\"float16\"", false}}},
+           {"batch_size: 32\nmicro_batch_size: 4\n",
+            {{"step_scheduler.global_batch_size", "32", true}}},
+           {"dp_shard_size: 4\ndp_replicate_size: 2\nmicro_batch_size: 3\n",
+            {{"distributed.dp_size", "8", false},
+             {"distributed.dp_replicate_size", "2", false},
+             {"step_scheduler.global_batch_size", "24", true}}},
+           {"fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_offload_params: true, "
+            "reshard_after_forward: false, activation_checkpointing: true}\n",
+            {{"distributed.fsdp2.offload_policy", "\"cpu\"", false},
+             {"distributed.fsdp2.reshard_after_forward", "false", false},
+             {"distributed.activation_checkpointing", "\"full\"", false}}},
+           {"gradient_checkpointing: offload\ntf32: auto\n",
+            {{"distributed.activation_checkpointing", "\"full\"", true},
+             {"run.float32_matmul_precision", "\"high\"", true}}},
+           {"save_steps: 50\nsave_total_limit: 2\n",
+            {{"checkpoint.every_steps", "50", false}, {"checkpoint.keep", "2", false}}},
+           {"save_strategy: no\n", {{"checkpoint.every_steps", "0", true}}},
+           {"train_on_inputs: true\nexcess_length_strategy: truncate\n",
+            {{"dataset.jsonl.train_on", "\"all\"", false},
+             {"dataset.jsonl.truncate", "\"right\"", false}}},
+           {"datasets: [{path: json, data_files: ./a.json, type: completion}]\n",
+            {{"dataset.path", "\"./a.json\"", false}, {"dataset.jsonl.format", "\"text\"", true}}},
+           {"datasets: [{path: ./a, type: alpaca}, {path: ./b, type: alpaca}]\n", {}, "datasets"},
+           {"datasets: [{path: org/of_the_hub, type: alpaca}]\n",
+            {{"dataset.plugin", "\"jsonl\"", true}},
+            "datasets"},
+           {"chat_template: llama3\n", {}, "chat_template"},
+           {"chat_template: chatml\n", {{"dataset.jsonl.chat_template", "\"chatml\"", false}}}}) {
+    INFO(row.text);
+    const Migration done = of_yaml(head + row.text);
+    check_values(done, row.values);
+    if (row.left != nullptr) CHECK_MESSAGE(find(done.left, row.left) != nullptr, row.left);
+  }
+  // What is about preferences is told first.
+  CHECK(says(of_yaml(head + "rl: dpo\n").missing, "rl", "preferences"));
+}
+
+TEST_CASE("TRL's arguments become a file of ours, with TRL's defaults") {
+  const std::string head = "model_name_or_path: org/a-model-1B\n";
+  struct Row {
+    const char* text;
+    std::vector<Expected> values;
+    const char* left = nullptr;
+  };
+  for (const Row& row : std::vector<Row>{
+           {"dataset_name: org/of_the_hub\n",
+            {{"model.pretrained", "\"models/a-model-1B\"", true},
+             {"model.torch_dtype", "\"float32\"", false},
+             {"distributed.mp_policy.param_dtype", "\"bfloat16\"", false},
+             {"distributed.activation_checkpointing", "\"full\"", true},
+             {"optimizer.lr", "2e-05", true},
+             {"optimizer.weight_decay", "0", true},
+             {"lr_scheduler.lr_decay_style", "\"linear\"", true},
+             {"lr_scheduler.lr_warmup_steps", "0", true},
+             {"step_scheduler.epochs", "3", true},
+             {"step_scheduler.local_batch_size", "8", true},
+             {"step_scheduler.global_batch_size", "8", true},
+             {"checkpoint.every_steps", "500", true},
+             {"checkpoint.keep_every", "500", true},
+             {"dataset.plugin", "\"jsonl\"", true},
+             {"dataset.seq_len", "1024", true},
+             {"dataset.jsonl.packing", "\"none\"", true},
+             {"dataset.jsonl.train_on", "\"all\"", true},
+             {"lora.r", "0", false}},
+            "dataset_name"},
+           {"dataset_name: ./rows\nassistant_only_loss: true\npacking: true\nmax_length: 2048\n"
+            "truncation_mode: keep_end\nuse_peft: true\nlora_target_modules: all-linear\n",
+            {{"dataset.path", "\"./rows\"", false},
+             {"dataset.seq_len", "2048", false},
+             {"dataset.jsonl.train_on", "\"assistant\"", false},
+             {"dataset.jsonl.packing", "\"bfd\"", false},
+             {"dataset.jsonl.truncate", "\"left\"", false},
+             {"lora.r", "16", true},
+             {"lora.alpha", "32", true},
+             {"lora.dropout", "0.05", true},
+             {"lora.target_modules", "\"all-linear\"", false}}},
+           {"packing: true\npacking_strategy: wrapped\ndtype: bfloat16\nbf16: false\n",
+            {{"dataset.jsonl.packing", "\"sequential\"", true},
+             {"model.torch_dtype", "\"bfloat16\"", false},
+             {"distributed.mp_policy.param_dtype", "\"float32\"", false}}},
+           {"max_steps: 205\nwarmup_ratio: 0.1\nlr_scheduler_type: cosine_with_min_lr\n"
+            "lr_scheduler_kwargs: {min_lr_rate: 0.1}\nlearning_rate: 1e-4\n",
+            {{"lr_scheduler.lr_warmup_steps", "21", false},
+             {"lr_scheduler.lr_decay_style", "\"cosine\"", false},
+             {"lr_scheduler.min_lr", "1e-05", false}}},
+           {"max_steps: -1\nnum_train_epochs: 2.0\nsave_strategy: epoch\neval_strategy: 'no'\n",
+            {{"step_scheduler.epochs", "2", false}},
+            "save_strategy"},
+           {"num_train_epochs: 0.5\n", {}, "num_train_epochs"},
+           {"max_steps: 100\nsave_steps: 0.25\nreport_to: [tensorboard]\nddp_timeout: 600\n",
+            {{"checkpoint.every_steps", "25", false},
+             {"report.tensorboard", "true", false},
+             {"dist_env.timeout_minutes", "10", false}}},
+           {"lr_scheduler_type: inverse_sqrt\noptim: adafactor\n",
+            {{"lr_scheduler.lr_decay_style", "\"cosine\"", true},
+             {"optimizer.name", "\"adamw\"", true}}}}) {
+    INFO(row.text);
+    const Migration done = of_yaml(head + row.text);
+    CHECK(done.program == "TRL");
+    check_values(done, row.values);
+    if (row.left != nullptr) CHECK_MESSAGE(find(done.left, row.left) != nullptr, row.left);
+  }
+  const Migration other = of_yaml(head + "beta: 0.1\nmax_prompt_length: 512\n");
+  CHECK(says(other.missing, "recipe", "preferences"));
+  CHECK(find(other.left, "beta") != nullptr);
+}
+
+TEST_CASE("columns of other names are told, or named where there is a key for it") {
+  static constexpr meshwright_option kFields =
+      with_flags(option("fields", MESHWRIGHT_STRING_MAP, nullptr, "Columns."), MESHWRIGHT_OPTIONAL);
+  PluginSchemas with = strategies(), without = strategies();
+  for (PluginSchemas::Component& one : with.components)
+    if (one.schema.find("fields") == nullptr) one.schema.options.push_back(&kFields);
+  for (PluginSchemas::Component& one : without.components)
+    std::erase_if(one.schema.options,
+                  [](const meshwright_option* one) { return one->name == std::string("fields"); });
+  struct Row {
+    const char *text, *fields, *left;
+  };
+  for (const Row& row :
+       {Row{"dataset: {_target_: x.ColumnMappedTextInstructionDataset, path_or_dataset_id: ./a, "
+            "column_mapping: {question: q, answer: a}}\noptimizer: {lr: 1}\n",
+            "fields = {completion = \"a\", prompt = \"q\"}", "dataset.column_mapping.question"},
+        {"dataset: {_target_: x.ColumnMappedTextInstructionDataset, path_or_dataset_id: ./a, "
+         "column_mapping: {context: c, question: q, answer: a}}\noptimizer: {lr: 1}\n",
+         "fields = {completion = \"a\", prompt = \"{c} {q}\"}", "dataset.column_mapping.context"},
+        {"base_model: /m\ndatasets: [{path: ./a, type: chat_template, field_messages: talk}]\n",
+         "fields = {messages = \"talk\"}", "datasets.field_messages"},
+        {"base_model: /m\ndatasets: [{path: ./a, type: completion, field: chapter}]\n",
+         "fields = {text = \"chapter\"}", "datasets.field"},
+        {"model_name_or_path: /m\ndataset_name: ./a\ndataset_text_field: body\n",
+         "fields = {text = \"body\"}", "dataset_text_field"}}) {
+    INFO(row.text);
+    const Migration named = migrate(row.text, "a.yaml", with),
+                    told = migrate(row.text, "a.yaml", without);
+    INFO(named.toml);
+    CHECK(named.toml.find(row.fields) != std::string::npos);
+    CHECK(find(named.left, row.left) == nullptr);
+    CHECK(find(told.left, row.left) != nullptr);
+    CHECK(told.toml.find("\nfields = ") == std::string::npos);
+  }
+}
+
+TEST_CASE("a folder that is here comes before a name on the hub") {
+  const TemporaryFolder folder;
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path);
+  std::filesystem::create_directories("org/name");
+  std::filesystem::create_directories("models/other");
+  std::ofstream("models/other/config.json") << "{}";
+  const Migration here = of_yaml("model_name_or_path: org/name\ndataset_name: org/name\n"),
+                  there = of_yaml("model_name_or_path: org/other\n");
+  std::filesystem::current_path(before);
+  CHECK(says(here.carried, "model_name_or_path", "model.pretrained = \"org/name\""));
+  CHECK(here.toml.find("path = \"org/name\"") != std::string::npos);
+  CHECK(
+      says(there.guessed, "model_name_or_path", "models/other\": the folder that is here already"));
+}
+
+}  // namespace migrate_test

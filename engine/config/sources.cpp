@@ -1,0 +1,284 @@
+#include "engine/config/sources.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <string_view>
+#include <variant>
+
+#include "engine/config/source.h"
+#include "engine/config/toml_value.h"
+#include "sdk/base/words.h"
+
+namespace meshwright::config {
+
+namespace {
+
+Error wrong(const Options& source, const std::string& key, ErrorCode code,
+            const std::string& message) {
+  const std::string& table = source.schema().table;
+  const bool given = source.is_given(key);
+  return Error(code, table + " " + meshwright::to_toml(source.get_string("name")) + ": " + message)
+      .key(table + "." + key)
+      .at(source.origin(given ? std::string_view(key) : "name"));
+}
+
+std::vector<std::pair<int64_t, double>> schedule_of(const Options& source) {
+  std::map<int64_t, double> out;
+  const auto* written = std::get_if<StringMap>(&source.value("schedule"));
+  if (written == nullptr) return {};
+  for (const auto& [step, weight] : *written) {
+    const std::optional<int64_t> from = text::to_number(step);
+    const std::optional<double> now = text::to_number<double>(weight);
+    if (!from || *from < 1)
+      throw wrong(source, "schedule", ErrorCode::out_of_range,
+                  "schedule has " + meshwright::to_toml(step) + " in place of a step from 1 on")
+          .help("set weight to what it weighs from the beginning on")
+          .help("set schedule = { 1000 = " + meshwright::to_toml(now.value_or(1)) + " }");
+    if (!now || !std::isfinite(*now) || *now < 0)
+      throw wrong(source, "schedule", ErrorCode::out_of_range,
+                  "schedule has the weight " + meshwright::to_toml(weight) + " from step " + step +
+                      " on, which is no number of at least 0")
+          .help("set schedule = { " + step + " = 0.5 }");
+    if (!out.emplace(*from, *now).second)
+      throw wrong(source, "schedule", ErrorCode::conflict,
+                  "schedule has step " + std::to_string(*from) + " twice")
+          .help("keep one of the two");
+  }
+  return {out.begin(), out.end()};
+}
+
+// What the table says, and the source in its place.
+Options effective(const Options& table, const Options& source) {
+  Options out = table;
+  // A kind of its own is in place of a plugin that the table names; files are nobody else's.
+  if (source.is_given("kind")) out.set("plugin", OptionValue(), source.origin("kind"));
+  out.set("path", OptionValue(), source.origin("name"));
+  for (const meshwright_option* option : table.schema().options) {
+    if (source.schema().find(option->name) == nullptr || !source.is_given(option->name)) continue;
+    if (source.is_set(option->name) || (option->flags & MESHWRIGHT_OPTIONAL) != 0)
+      out.set(option->name, source.value(option->name), source.origin(option->name));
+  }
+  return out;
+}
+
+bool is_named(const Options& table) {
+  return table.is_set("path") || table.is_set("plugin") ||
+         (table.is_given("kind") && table.get_string("kind") == "mock");
+}
+
+}  // namespace
+
+std::string sources_of(const std::string& table) {
+  return table == "dataset" ? kMixTable : kSetTable;
+}
+
+std::vector<NamedSource> named_sources(const Config& config, const std::string& table) {
+  std::vector<NamedSource> out;
+  for (const Options& source : config.list(sources_of(table))) {
+    NamedSource one{source.get_string("name"), effective(config.table(table), source),
+                    source.origin("name")};
+    if (table == "dataset") {
+      auto number = [&](const char* key) {
+        return source.is_set(key) ? std::optional(source.get_number(key)) : std::nullopt;
+      };
+      one.weight = number("weight");
+      one.epochs = number("epochs");
+      one.schedule = schedule_of(source);
+    }
+    out.push_back(std::move(one));
+  }
+  return out;
+}
+
+std::vector<std::pair<std::string, Origin>> source_plugins(const Source& source,
+                                                           const std::string& table) {
+  std::vector<std::pair<std::string, Origin>> out;
+  const Source::Impl& impl = source.impl();
+  const Entry* whole = impl.root.find(table);
+  if (whole == nullptr) return out;
+  for (const Value* one : tables_of(whole->value, sources_of(table).substr(table.size() + 1))) {
+    if (const std::string plugin = text_at(one, "plugin"); !plugin.empty()) {
+      out.emplace_back(plugin, impl.origin(one->find("plugin")->value.place));
+      continue;
+    }
+    if (!reads_text(*one, &whole->value)) continue;
+    std::string tokenizer = text_at(one, "tokenizer");
+    if (tokenizer.empty()) tokenizer = source.tokenizer(table.c_str());
+    if (!tokenizer.empty() && tokenizer != kBytes)
+      out.emplace_back(kTextComponent, impl.origin(one->place));
+  }
+  return out;
+}
+
+std::string component_of(const Options& source) {
+  if (source.is_set("plugin")) return source.get_string("plugin");
+  const bool tokens = source.get_string("kind") == "text" && source.is_set("tokenizer") &&
+                      source.get_string("tokenizer") != kBytes;
+  return tokens ? kTextComponent : "";
+}
+
+bool names_data(const Config& config, const std::string& table) {
+  return !config.list(sources_of(table)).empty() || is_named(config.table(table));
+}
+
+bool reads_bytes(const Config& config, const std::string& table) {
+  auto reads = [](const Options& options) {
+    return component_of(options).empty() && options.get_string("kind") == "text";
+  };
+  const std::vector<NamedSource> sources = named_sources(config, table);
+  return sources.empty() ? reads(config.table(table))
+                         : std::ranges::all_of(sources, reads, &NamedSource::options);
+}
+
+namespace {
+
+class Checks {
+ public:
+  Checks(const Config& config, const std::string& table, Diagnostics& diagnostics)
+      : config_(config),
+        table_(config.table(table)),
+        sources_(config.list(sources_of(table))),
+        key_(sources_of(table)),
+        diagnostics_(diagnostics) {}
+
+  void run() {
+    if (sources_.empty()) return;
+    if (table_.is_set("path"))
+      diagnostics_.add(option_error(table_, "path", ErrorCode::conflict,
+                                    table_.schema().table + ".path names data, and so does [[" +
+                                        key_ + "]]: one of them",
+                                    "\"none\"")
+                           .help("add a [[" + key_ + "]] with that path"));
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      check_name(i);
+      check_data(sources_[i]);
+    }
+    if (table_.schema().table == "dataset") check_weights();
+  }
+
+ private:
+  void add(Error error) { diagnostics_.add(std::move(error)); }
+
+  void check_name(size_t number) {
+    const std::string name = sources_[number].get_string("name");
+    for (size_t i = 0; i < number && !name.empty(); ++i)
+      if (sources_[i].get_string("name") == name)
+        return add(wrong(sources_[number], "name", ErrorCode::conflict,
+                         "number " + std::to_string(i + 1) + " has the same name")
+                       .help("set name = " + meshwright::to_toml(name + "_2")));
+  }
+
+  void check_data(const Options& source) {
+    const Options options = effective(table_, source);
+    const bool plugin = options.is_set("plugin");
+    const std::string kind = options.get_string("kind");
+    if (!plugin && kind != "mock" && options.get_string("path").empty())
+      add(wrong(source, "path", ErrorCode::missing_key,
+                "it has no path: where its data of kind \"" + kind + "\" is")
+              .help(std::string("add path = \"data/") + (kind == "text" ? "*.txt" : "train.bin") +
+                    "\"")
+              .help("add kind = \"mock\" for synthetic tokens"));
+    if (plugin && source.is_given("kind"))
+      add(wrong(source, "kind", ErrorCode::conflict,
+                "kind and plugin both say what it is: one of them")
+              .help("leave out kind"));
+    if (plugin && source.is_set("packing") && source.get_bool("packing"))
+      add(wrong(source, "packing", ErrorCode::conflict,
+                "packing keeps documents of token streams apart, but a plugin says itself which "
+                "documents a sample has")
+              .help("leave out packing"));
+    if (!plugin && options.get_bool("packing") && !options.is_set("document_end"))
+      add(wrong(source, "document_end", ErrorCode::missing_key,
+                "packing = true needs the token that ends a document")
+              .help("add document_end = 2, or whatever the tokenizer's end is")
+              .help("add packing = false"));
+  }
+
+  void check_weights() {
+    std::vector<NamedSource> read;
+    try {
+      read = named_sources(config_, "dataset");
+    } catch (const Error& error) {
+      return add(error);
+    }
+    const bool epochs =
+        std::ranges::any_of(read, [](const auto& one) { return one.epochs.has_value(); });
+    bool wrong_found = false;
+    auto refuse = [&](Error error) {
+      wrong_found = true;
+      add(std::move(error));
+    };
+    for (size_t i = 0; i < read.size(); ++i) {
+      const NamedSource& one = read[i];
+      const Options& source = sources_[i];
+      if (one.weight && one.epochs)
+        refuse(wrong(source, "epochs", ErrorCode::conflict,
+                     "weight and epochs are both set: one of them says how much is read of it")
+                   .help("leave out epochs")
+                   .help("leave out weight, here and of the other sources"));
+      else if (epochs && !one.epochs)
+        refuse(wrong(source, one.weight ? "weight" : "epochs", ErrorCode::conflict,
+                     "another source has epochs, and so must this one")
+                   .help("set epochs = 1 in place of weight")
+                   .help("leave out epochs of all sources, for weights"));
+      if (one.epochs && !one.schedule.empty())
+        refuse(wrong(source, "schedule", ErrorCode::conflict,
+                     "a schedule changes weights, and this mix has epochs")
+                   .help("leave out schedule")
+                   .help("set weight in place of epochs, of all sources"));
+      if (one.weight == 0 && one.schedule.empty())
+        refuse(wrong(source, "weight", ErrorCode::out_of_range,
+                     "weight = 0, and no schedule changes that: nothing would be read of it")
+                   .help("set weight = 1")
+                   .help("leave out this [[" + key_ + "]]"));
+    }
+    if (!wrong_found && !epochs) check_stages(read);
+  }
+
+  // From each step of any schedule on, something must be read.
+  void check_stages(const std::vector<NamedSource>& read) {
+    std::set<int64_t> steps{0};
+    for (const NamedSource& one : read)
+      for (const auto& [step, weight] : one.schedule) steps.insert(step);
+    auto weighs = [](const NamedSource& one, int64_t step) {
+      double weight = one.weight.value_or(1);
+      for (const auto& [from, now] : one.schedule)
+        if (from <= step) weight = now;
+      return weight > 0;
+    };
+    for (int64_t step : steps) {
+      if (std::ranges::any_of(read, [&](const auto& one) { return weighs(one, step); })) continue;
+      size_t last = 0;
+      for (size_t i = 0; i < read.size(); ++i)
+        if (!read[i].schedule.empty()) last = i;
+      return add(wrong(sources_[last], "schedule", ErrorCode::out_of_range,
+                       "from step " + std::to_string(step) +
+                           " on all weights are 0: there would be nothing to read")
+                     .help("set a weight above 0 from step " + std::to_string(step) + " on"));
+    }
+    const Options& length = config_.table("step_scheduler");
+    if (steps.size() > 1 && length.is_set("epochs"))
+      add(Error(ErrorCode::conflict,
+                "step_scheduler.epochs counts how often the mix is read, which has no number "
+                "where a schedule of [[dataset.mix]] changes its weights")
+              .key("step_scheduler.epochs")
+              .at(length.origin("epochs"))
+              .help("set step_scheduler.max_steps = 200 and step_scheduler.epochs = \"none\""));
+  }
+
+  const Config& config_;
+  const Options& table_;
+  const std::vector<Options>& sources_;
+  std::string key_;
+  Diagnostics& diagnostics_;
+};
+
+}  // namespace
+
+void check_sources(const Config& config, const std::string& table, Diagnostics& diagnostics) {
+  Checks(config, table, diagnostics).run();
+}
+
+}  // namespace meshwright::config

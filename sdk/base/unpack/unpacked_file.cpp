@@ -1,0 +1,195 @@
+#include "sdk/base/unpack/unpacked_file.h"
+
+#define ZLIB_CONST
+#include <unistd.h>
+#include <zlib.h>
+#include <zstd.h>
+#include <zstd_errors.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "sdk/base/files/foreign_file.h"
+
+namespace meshwright::base {
+
+std::string_view unpacked_name(std::string_view path) {
+  for (const std::string_view end : {".gz", ".zst", ".zstd"})
+    if (path.ends_with(end)) return path.substr(0, path.size() - end.size());
+  return path;
+}
+
+namespace {
+
+enum class Format : uint8_t { plain, gzip, zstd };
+
+constexpr size_t kPiece = 1 << 18;
+
+struct EndInflate {
+  void operator()(z_stream* stream) const {
+    ::inflateEnd(stream);
+    delete stream;
+  }
+};
+struct EndZstd {
+  void operator()(ZSTD_DStream* stream) const { ZSTD_freeDStream(stream); }
+};
+
+}  // namespace
+
+struct UnpackedFile::Parts {
+  std::string path;
+  ErrorCode code;
+  ForeignFile file;
+  Format format = Format::plain;
+  std::vector<char> piece = std::vector<char>(kPiece);
+  size_t at = 0, end = 0;  // what of the piece is left
+  int64_t before = 0;      // bytes of the file before the piece
+  bool within = false;     // a member or a frame that has not ended
+  bool ended_one = false;  // one that did
+  std::unique_ptr<z_stream, EndInflate> inflating;
+  std::unique_ptr<ZSTD_DStream, EndZstd> zstd;
+
+  Parts(const std::string& name, ErrorCode wanted) : path(name), code(wanted), file(name) {
+    if (!file.is_open() || !file.problem().empty()) throw Error(code, path + ": " + file.problem());
+    fill();
+    const std::string_view begin(piece.data(), end);
+    if (begin.starts_with("\x1F\x8B") || path.ends_with(".gz"))
+      format = Format::gzip;
+    else if (begin.starts_with("\x28\xB5\x2F\xFD") || unpacked_name(path) != path)
+      format = Format::zstd;
+    if (format == Format::plain) return;
+    if (end == 0) throw damaged("the file is empty");
+    if (format == Format::zstd) {
+      zstd.reset(ZSTD_createDStream());
+      if (!zstd) throw Error(code, path + ": no memory is left to unpack it");
+      return;
+    }
+    inflating.reset(new z_stream{});
+    if (::inflateInit2(inflating.get(), 16 + MAX_WBITS) != Z_OK)  // 16: gzip alone
+      throw Error(code, path + ": no memory is left to unpack it");
+  }
+
+  int64_t place() const { return before + static_cast<int64_t>(at); }
+  Error damaged(const std::string& what) const {
+    return Error(code, path + ": " + what + " at byte " + std::to_string(place()))
+        .at({Origin::Source::file, path, 0, 0})
+        .help(format == Format::gzip
+                  ? "`gzip -t` tells whether it is whole; fetch or pack it again"
+                  : "`zstd -t` tells whether it is whole; fetch or pack it again");
+  }
+  Error ends_early() const { return damaged("the file ends in the middle of its packed data,"); }
+
+  // More of the file where the piece is used up; false: there is none.
+  bool fill() {
+    if (at < end) return true;
+    before += static_cast<int64_t>(end);
+    at = end = 0;
+    for (;;) {
+      const ssize_t got = ::read(file.fd(), piece.data(), piece.size());
+      if (got >= 0) {
+        end = static_cast<size_t>(got);
+        return got > 0;
+      }
+      if (errno != EINTR)
+        throw Error(code, path + ": cannot be read at byte " + std::to_string(before) + ": " +
+                              std::strerror(errno));
+    }
+  }
+
+  size_t read_plain(std::span<char> out) {
+    size_t done = 0;
+    while (done < out.size() && fill()) {
+      const size_t some = std::min(out.size() - done, end - at);
+      std::memcpy(out.data() + done, piece.data() + at, some);
+      at += some;
+      done += some;
+    }
+    return done;
+  }
+
+  // Zeros may fill the file up behind a member, as tapes have it.
+  bool begin_member() {
+    for (; ended_one; ++at) {
+      if (!fill()) return false;
+      if (piece[at] != '\0') break;
+    }
+    if (!fill()) return false;
+    if (ended_one) ::inflateReset(inflating.get());
+    return within = true;
+  }
+
+  size_t read_gzip(std::span<char> out) {
+    z_stream& z = *inflating;
+    size_t done = 0;
+    while (done < out.size()) {
+      if (!within && !begin_member()) break;
+      if (!fill()) throw ends_early();
+      z.next_in = reinterpret_cast<const Bytef*>(piece.data() + at);
+      z.avail_in = static_cast<uInt>(end - at);
+      const auto room = static_cast<uInt>(std::min<size_t>(out.size() - done, 1U << 30));
+      z.next_out = reinterpret_cast<Bytef*>(out.data() + done);
+      z.avail_out = room;
+      const int result = ::inflate(&z, Z_NO_FLUSH);
+      at = end - z.avail_in;
+      done += room - z.avail_out;
+      if (result == Z_STREAM_END) {
+        within = false;
+        ended_one = true;
+      } else if (result != Z_OK && result != Z_BUF_ERROR) {
+        throw damaged("its gzip data is damaged (" +
+                      std::string(z.msg != nullptr ? z.msg : ::zError(result)) + ")");
+      }
+    }
+    return done;
+  }
+
+  size_t read_zstd(std::span<char> out) {
+    ZSTD_outBuffer to{out.data(), out.size(), 0};
+    while (to.pos < to.size) {
+      const bool more = fill();
+      if (!more && !within) break;
+      ZSTD_inBuffer from{piece.data() + at, end - at, 0};
+      const size_t before_it = to.pos;
+      const size_t left = ZSTD_decompressStream(zstd.get(), &to, &from);
+      if (ZSTD_isError(left) != 0) {
+        Error error =
+            damaged("its zstd data is damaged (" + std::string(ZSTD_getErrorName(left)) + ")");
+        if (ZSTD_getErrorCode(left) == ZSTD_error_frameParameter_windowTooLarge)
+          error = Error(code, path + ": it looks back further than 128 MiB (`zstd --long`)")
+                      .help("unpack it: zstd -d --long=31 " + path);
+        throw error;
+      }
+      at += from.pos;
+      within = left != 0;
+      if (!more && within && to.pos == before_it) throw ends_early();
+    }
+    return to.pos;
+  }
+};
+
+UnpackedFile::UnpackedFile(const std::string& path, ErrorCode code)
+    : parts_(std::make_unique<Parts>(path, code)) {}
+UnpackedFile::UnpackedFile(UnpackedFile&&) noexcept = default;
+UnpackedFile& UnpackedFile::operator=(UnpackedFile&&) noexcept = default;
+UnpackedFile::~UnpackedFile() = default;
+
+size_t UnpackedFile::read(std::span<char> out) {
+  switch (parts_->format) {
+    case Format::plain:
+      return parts_->read_plain(out);
+    case Format::gzip:
+      return parts_->read_gzip(out);
+    case Format::zstd:
+      return parts_->read_zstd(out);
+  }
+  return 0;
+}
+bool UnpackedFile::packed() const { return parts_->format != Format::plain; }
+int64_t UnpackedFile::size() const { return parts_->file.size(); }
+int64_t UnpackedFile::taken() const { return parts_->place(); }
+
+}  // namespace meshwright::base
