@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401  (
 
 here = os.path.dirname(os.path.abspath(__file__))
 # These import neither, and one looks at what a process without torch does.
-ALONE = {"check_c_abi.py", "check_monitors.py", "check_tokenizers.py", "check_trained.py"}
+ALONE = {"check_c_abi.py", "check_monitors.py", "check_tokenizers.py", "check_trained.py", "check_sentencepiece.py"}
 AT_ONCE = 2
 
 

@@ -41,9 +41,27 @@ std::optional<std::string_view> Charsmap::find(std::string_view text) const {
   return std::nullopt;
 }
 
+namespace {
+
+constexpr std::string_view kBase64 =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+}  // namespace
+
+std::string to_base64(std::string_view bytes) {
+  std::string out;
+  out.reserve((bytes.size() + 2) / 3 * 4);
+  for (size_t at = 0; at < bytes.size(); at += 3) {
+    uint32_t three = 0;
+    for (size_t i = 0; i < 3; ++i)
+      three = three << 8U | (at + i < bytes.size() ? static_cast<uint8_t>(bytes[at + i]) : 0U);
+    for (size_t i = 0; i < 4; ++i)
+      out += at + i <= bytes.size() ? kBase64[three >> (18 - 6 * i) & 63U] : '=';
+  }
+  return out;
+}
+
 std::optional<std::string> from_base64(std::string_view text) {
-  static constexpr std::string_view kLetters =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   if (text.size() % 4 != 0) return std::nullopt;
   for (int padding = 0; padding < 2 && text.ends_with('='); ++padding) text.remove_suffix(1);
   std::string out;
@@ -51,7 +69,7 @@ std::optional<std::string> from_base64(std::string_view text) {
   uint32_t bits = 0;
   size_t count = 0;
   for (char c : text) {
-    const size_t value = kLetters.find(c);
+    const size_t value = kBase64.find(c);
     if (value == std::string_view::npos) return std::nullopt;
     bits = bits << 6U | static_cast<uint32_t>(value);
     count += 6;

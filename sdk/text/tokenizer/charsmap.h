@@ -25,5 +25,6 @@ class Charsmap {
 
 // What base64 stands for; nothing where it is none.
 std::optional<std::string> from_base64(std::string_view text);
+std::string to_base64(std::string_view bytes);
 
 }  // namespace meshwright::tokenizer

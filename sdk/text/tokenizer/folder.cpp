@@ -6,7 +6,7 @@
 #include "meshwright/error.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/json_codec.h"
-#include "sdk/text/tokenizer/parts.h"
+#include "sdk/text/tokenizer/field.h"
 #include "sdk/text/tokenizer/sentencepiece.h"
 #include "sdk/text/tokenizer/tekken.h"
 

@@ -13,9 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "sdk/text/tokenizer/base64.h"
+#include "sdk/text/tokenizer/added_tokens.h"
+#include "sdk/text/tokenizer/charsmap.h"
+#include "sdk/text/tokenizer/field.h"
 #include "sdk/text/tokenizer/normalize.h"
-#include "sdk/text/tokenizer/parts.h"
 
 namespace meshwright::tokenizer {
 

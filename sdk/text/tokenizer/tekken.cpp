@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "sdk/base/files/json_codec.h"
-#include "sdk/text/tokenizer/base64.h"
+#include "sdk/text/tokenizer/charsmap.h"
+#include "sdk/text/tokenizer/field.h"
 #include "sdk/text/tokenizer/normalize.h"
-#include "sdk/text/tokenizer/parts.h"
 
 namespace meshwright::tokenizer {
 
@@ -84,7 +84,7 @@ std::vector<std::string> tokens_of(const Field& root, size_t specials) {
   out.reserve(count);
   for (size_t i = 0; i < count; ++i) {
     const Field bytes = vocab.at(i).at("token_bytes");
-    std::optional<std::string> token = bytes_of_base64(bytes.string());
+    std::optional<std::string> token = from_base64(bytes.string());
     if (!token || token->empty() || token->size() > kLongestToken)
       bytes.refuse("is not base64 of 1 to " + std::to_string(kLongestToken) + " bytes");
     out.push_back(std::move(*token));
