@@ -286,9 +286,10 @@ void fill(const TextOptions& options, const TextEncoder& encoder, StoreFile& fil
         .help("name files that hold text: set " + options.path_key + " = \"data/*.txt\"");
   writing([&] { file.finish(filling.counts); });
   const double seconds = base::ms_since(begin) / 1000;
+  if (seconds < 1) return;
   tell(text::format(
            "tokenized %.1f MB in %.1f s, %.1f MB/s: ", static_cast<double>(done.bytes) / 1e6,
-           seconds, static_cast<double>(done.bytes) / 1e6 / std::max(seconds, 1e-3)) +
+           seconds, static_cast<double>(done.bytes) / 1e6 / seconds) +
        text::counted(filling.counts.rows, "document"));
 }
 
