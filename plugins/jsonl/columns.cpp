@@ -44,7 +44,7 @@ const Value* member(const Value& row, std::string_view key) {
 
 namespace {
 
-std::string quoted(std::string_view text) { return "\"" + std::string(text) + "\""; }
+std::string in_quotes(std::string_view text) { return "\"" + std::string(text) + "\""; }
 
 // "a, b (null)"
 std::string keys_of(const Value& row) {
@@ -155,26 +155,26 @@ const Value* Field::find(const Value& row, const Piece& piece, const std::string
   // "data", of "data.question" where data has no question.
   std::string before = piece.path.substr(0, piece.path.size() - found.rest.size());
   const std::string holder =
-      before.empty() ? "the row" : quoted(before.substr(0, before.size() - 1));
+      before.empty() ? "the row" : in_quotes(before.substr(0, before.size() - 1));
   const std::string missing(found.rest.substr(0, found.rest.find('.')));
   if (!found.at->is_dict())
     throw refused_row(
-        where, holder + " is " + found.at->kind_name() + " without " + quoted(missing) +
+        where, holder + " is " + found.at->kind_name() + " without " + in_quotes(missing) +
                    (found.at->is_list()
                         ? ": it has " + text::counted(std::ssize(found.at->as_list()), "item")
                         : std::string()))
         .key(table + ".fields");
   Error error = refused_row(
-      where, holder + " has no " + quoted(missing) + "; its keys: " + keys_of(*found.at));
+      where, holder + " has no " + in_quotes(missing) + "; its keys: " + keys_of(*found.at));
   error.key(table + ".fields");
   std::vector<std::string> names;
   for (const auto& [key, value] : found.at->as_dict()) names.push_back(key);
   const std::string setting = "set " + table + ".fields." + part_ + " = ";
   if (const std::string near = nearest_name(missing, names); !near.empty())
-    error.help("did you mean " + quoted(near) + "? " + setting +
-               (joins_ ? "\"...{" + before + near + "}...\"" : quoted(before + near)));
+    error.help("did you mean " + in_quotes(near) + "? " + setting +
+               (joins_ ? "\"...{" + before + near + "}...\"" : in_quotes(before + near)));
   else if (!names.empty())
-    error.help("name one of its columns: " + setting + quoted(before + names.front()));
+    error.help("name one of its columns: " + setting + in_quotes(before + names.front()));
   error.help("a column that rows may lack has a ? behind its name: " +
              (joins_ ? "{" + piece.path + "?}" : piece.path + "?"));
   throw error;
@@ -195,7 +195,7 @@ std::string Field::text(const Value& row, const std::string& where, const std::s
     std::optional<std::string> said = as_text(*value, numbers);
     if (!said)
       throw refused_row(
-          where, quoted(piece.path) + " is " + value->kind_name() + ", where a string belongs");
+          where, in_quotes(piece.path) + " is " + value->kind_name() + ", where a string belongs");
     if (said->empty()) continue;
     out += any || &piece == &pieces_.front() ? std::string_view(piece.before)
                                              : without_blanks_before(piece.before);
@@ -215,7 +215,7 @@ void Asked::set(const std::string& part, const std::string& value) {
     try {
       *field = Field::parse(value, part);
     } catch (const std::string& what) {
-      throw Error(ErrorCode::bad_choice, key + " = " + quoted(value) + ": " + what)
+      throw Error(ErrorCode::bad_choice, key + " = " + in_quotes(value) + ": " + what)
           .key(key)
           .help("set " + key +
                 " to the path of a column, \"data.question\", or to a text with columns in it, "
@@ -224,7 +224,7 @@ void Asked::set(const std::string& part, const std::string& value) {
     if (field->joins() && (field == &messages || field == &weight))
       throw Error(ErrorCode::bad_choice, key + " is one column, and not a text with columns in it")
           .key(key)
-          .help("set " + key + " = " + quoted(field->name()));
+          .help("set " + key + " = " + in_quotes(field->name()));
     return;
   }
   std::vector<std::string> names;
@@ -232,8 +232,9 @@ void Asked::set(const std::string& part, const std::string& value) {
   Error error(ErrorCode::unknown_key, key + " is no part of a row: " + text::join(names, ", "));
   error.key(key);
   if (part == "chosen" || part == "rejected")
-    throw error.help("preferences are not learnt; set " + table + ".fields.completion = " +
-                     quoted(part == "chosen" ? value : "chosen") + " to learn the answers chosen");
+    throw error.help("preferences are not learnt; set " + table +
+                     ".fields.completion = " + in_quotes(part == "chosen" ? value : "chosen") +
+                     " to learn the answers chosen");
   if (const std::string near = nearest_name(part, names); !near.empty())
     error.help("did you mean " + table + ".fields." + near + "?");
   throw error;
@@ -343,7 +344,7 @@ Error of_another_kind(const std::string& where, const std::string& table, const 
                                        ", but the rows of this data set are of kind " + wanted);
   error.key(table + ".format").help("put rows of one kind into a data set");
   if (is_ours(row))
-    error.help("set " + table + ".format = " + quoted(kind) + ", if the rows are of that kind");
+    error.help("set " + table + ".format = " + in_quotes(kind) + ", if the rows are of that kind");
   return error;
 }
 
@@ -357,12 +358,12 @@ bool is_conversation(const Value& value) {
 std::string possible_fields(const Value& row) {
   std::vector<std::string> texts;
   for (const auto& [key, value] : row.as_dict()) {
-    if (is_conversation(value)) return "messages = " + quoted(key);
+    if (is_conversation(value)) return "messages = " + in_quotes(key);
     if (value.is_string()) texts.push_back(key);
   }
   if (texts.empty()) return "prompt = \"COLUMN\", completion = \"COLUMN\"";
-  if (texts.size() == 1) return "text = " + quoted(texts[0]);
-  return "prompt = " + quoted(texts[0]) + ", completion = " + quoted(texts[1]);
+  if (texts.size() == 1) return "text = " + in_quotes(texts[0]);
+  return "prompt = " + in_quotes(texts[0]) + ", completion = " + in_quotes(texts[1]);
 }
 
 // Preferences, of which one answer may be learnt.
@@ -377,7 +378,7 @@ Error preferences(const Value& row, const std::string& where, const std::string&
   else if (prompts.empty())
     fields = "text = \"chosen\"";
   else if (prompts.front() != 0)
-    fields = "prompt = " + quoted(kPrompts[prompts.front()].column) + ", " + fields;
+    fields = "prompt = " + in_quotes(kPrompts[prompts.front()].column) + ", " + fields;
   return refused_row(where,
                      "the row has a \"chosen\" and a \"rejected\" answer: preferences are not "
                      "learnt; its keys: " +
@@ -406,13 +407,13 @@ std::string setting_of(const Reading& reading, const std::string& table) {
   const std::string set = "set " + table;
   if (reading.shape == Shape::text) return set + ".format = \"text\" to learn all of \"text\"";
   if (reading.shape == Shape::conversation)
-    return set + ".fields = { messages = " + quoted(kConversations[reading.key]) + " }";
+    return set + ".fields = { messages = " + in_quotes(kConversations[reading.key]) + " }";
   const KnownPrompt& prompt = kPrompts[reading.prompt];
   std::string field(prompt.field);
   for (size_t at = 0; (at = field.find('\n', at)) != std::string::npos;)
     field.replace(at, 1, "\\n");
-  return set + ".fields = { prompt = " + quoted(field) +
-         ", completion = " + quoted(kCompletions[reading.completion]) + " }";
+  return set + ".fields = { prompt = " + in_quotes(field) +
+         ", completion = " + in_quotes(kCompletions[reading.completion]) + " }";
 }
 
 std::string sides_of(const Reading& reading) {
@@ -448,7 +449,7 @@ Field other_side(const Value& row, bool prompt, const std::string& where,
   if (!found.empty() && (found.size() == 1 || found.front().first == part))
     return Field::parse(found.front().second, part);
   std::vector<std::string> names;
-  for (const auto& [column, field] : found) names.push_back(quoted(column));
+  for (const auto& [column, field] : found) names.push_back(in_quotes(column));
   throw refused_row(
       where, table + ".fields names no " + part + ", and the row has " +
                  (names.empty() ? "no column known as one"
@@ -456,7 +457,7 @@ Field other_side(const Value& row, bool prompt, const std::string& where,
                  "; its keys: " + keys_of(row))
       .key(table + ".fields")
       .help("set " + table + ".fields." + part + " = " +
-            (found.empty() ? "\"COLUMN\"" : quoted(found.front().first)));
+            (found.empty() ? "\"COLUMN\"" : in_quotes(found.front().first)));
 }
 
 // What a row's columns become: "instruction, input -> user; output -> assistant".

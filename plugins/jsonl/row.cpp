@@ -43,7 +43,7 @@ constexpr Dialect kDialects[] = {{"from", {"value", "content", "text"}},
                                  {"speaker", {"text", "content", "value"}}};
 
 // A turn that calls a tool, as text: {"name": ..., "arguments": ...}, or a list of these.
-Value calls_of(const Value& said, const std::string& where, const std::string& place) {
+Value tool_calls_of(const Value& said, const std::string& where, const std::string& place) {
   auto wrong = [&] {
     return refused_row(where, place +
                                   " is a function_call without {\"name\": ..., "
@@ -100,7 +100,8 @@ Value translated(Row& row, const Value& given, bool known, const std::string& wh
   Value out = Value::dict({{"role", Value::string(calls ? "assistant" : std::move(role))}});
   if (calls) {
     out.set("content", Value::string(""));
-    out.set("tool_calls", calls_of(key == said.end() ? Value() : *given.get(*key), where, place));
+    out.set("tool_calls",
+            tool_calls_of(key == said.end() ? Value() : *given.get(*key), where, place));
   } else if (key != said.end()) {
     out.set("content", *given.get(*key));
   }
