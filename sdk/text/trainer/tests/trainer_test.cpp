@@ -10,7 +10,7 @@
 
 #include "meshwright/error.h"
 #include "sdk/base/files/hash.h"
-#include "sdk/text/tokenizer/divide.h"
+#include "sdk/text/tokenizer/pre_tokenizers.h"
 #include "sdk/text/tokenizer/tests/made.h"
 #include "sdk/text/trainer/bpe_trainer.h"
 #include "sdk/text/trainer/trained_files.h"
