@@ -114,15 +114,15 @@ class Message {
 
 enum class PieceKind : uint8_t { normal = 1, unknown, control, user_defined, unused, byte };
 
-struct Piece {
+struct ProtoPiece {
   std::string text;
   double score = 0;
   PieceKind kind = PieceKind::normal;
 };
 
 // What of sentencepiece_model.proto is used here, with the defaults that it has there.
-struct Model {
-  std::vector<Piece> pieces;
+struct ModelProto {
+  std::vector<ProtoPiece> pieces;
   int32_t type = 1;  // 1: unigram, 2: BPE
   bool byte_fallback = false, whitespace_as_suffix = false;
   int32_t unknown = 0, bos = 1, eos = 2;
@@ -137,8 +137,8 @@ void check_utf8(const Message& at, std::string_view text, const char* what) {
               std::to_string(kLongestPiece) + " bytes of UTF-8");
 }
 
-Piece read_piece(Message message) {
-  Piece out;
+ProtoPiece read_piece(Message message) {
+  ProtoPiece out;
   while (message.next()) {
     if (message.is_text(1)) {
       out.text = message.text();
@@ -155,7 +155,7 @@ Piece read_piece(Message message) {
   return out;
 }
 
-void read_trainer(Message message, Model& model) {
+void read_trainer(Message message, ModelProto& model) {
   auto text = [&](uint64_t field, std::string& to) {
     if (!message.is_text(field)) return;
     check_utf8(message, message.text(), "a name of a piece");
@@ -174,7 +174,7 @@ void read_trainer(Message message, Model& model) {
   }
 }
 
-void read_normalizer(Message message, Model& model) {
+void read_normalizer(Message message, ModelProto& model) {
   while (message.next()) {
     if (message.is_text(2)) {
       if (message.text().size() > kLargestMap)
@@ -187,8 +187,8 @@ void read_normalizer(Message message, Model& model) {
   }
 }
 
-Model read_model(std::string_view bytes, const std::string& name) {
-  Model out;
+ModelProto read_model(std::string_view bytes, const std::string& name) {
+  ModelProto out;
   Message message(bytes, 0, name);
   while (message.next()) {
     if (message.is_text(1)) {
@@ -281,9 +281,9 @@ struct Named {
 
 class Conversion {
  public:
-  Conversion(Model model, const std::string& name, const json::object& config)
+  Conversion(ModelProto model, const std::string& name, const json::object& config)
       : model_(std::move(model)), name_(name), config_(config), family_(family()) {
-    for (const Piece& piece : model_.pieces) vocab_.push_back({piece.text, piece.score});
+    for (const ProtoPiece& piece : model_.pieces) vocab_.push_back({piece.text, piece.score});
     name_tokens();
     arrange_vocabulary();
     for (size_t id = 0; id < vocab_.size(); ++id)
@@ -485,7 +485,7 @@ class Conversion {
       for (const auto& [id, token] : listed) add(token);
     }
     for (const auto& [name, token] : roles_) add(token);
-    for (const Piece& piece : model_.pieces)
+    for (const ProtoPiece& piece : model_.pieces)
       if (piece.kind == PieceKind::control || piece.kind == PieceKind::user_defined)
         add({.content = piece.text, .special = piece.kind == PieceKind::control});
     for (int64_t i = 0; i < extra_ids_; ++i)
@@ -723,7 +723,7 @@ class Conversion {
     return out;
   }
 
-  Model model_;
+  ModelProto model_;
   const std::string& name_;
   const json::object& config_;
   const Family family_;
