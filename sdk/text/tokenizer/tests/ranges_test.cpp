@@ -153,7 +153,6 @@ TEST_CASE(
       }
     }
   }
-  using Ids = std::vector<int64_t>;
   // A sign put before the text, letters, and a character that falls back to its bytes.
   const Tokenizer llama = made::from(made::json_of("llama2"));
   const std::string grin = "\u4e16\U0001F600";
