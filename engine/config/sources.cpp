@@ -19,7 +19,7 @@ Error wrong(const Options& source, const std::string& key, ErrorCode code,
             const std::string& message) {
   const std::string& table = source.schema().table;
   const bool given = source.is_given(key);
-  return Error(code, table + " " + to_toml(source.get_string("name")) + ": " + message)
+  return Error(code, table + " " + meshwright::to_toml(source.get_string("name")) + ": " + message)
       .key(table + "." + key)
       .at(source.origin(given ? std::string_view(key) : "name"));
 }
@@ -33,12 +33,12 @@ std::vector<std::pair<int64_t, double>> schedule_of(const Options& source) {
     const std::optional<double> now = text::to_number<double>(weight);
     if (!from || *from < 1)
       throw wrong(source, "schedule", ErrorCode::out_of_range,
-                  "schedule has " + to_toml(step) + " in place of a step from 1 on")
+                  "schedule has " + meshwright::to_toml(step) + " in place of a step from 1 on")
           .help("set weight to what it weighs from the beginning on")
-          .help("set schedule = { 1000 = " + to_toml(now.value_or(1)) + " }");
+          .help("set schedule = { 1000 = " + meshwright::to_toml(now.value_or(1)) + " }");
     if (!now || !std::isfinite(*now) || *now < 0)
       throw wrong(source, "schedule", ErrorCode::out_of_range,
-                  "schedule has the weight " + to_toml(weight) + " from step " + step +
+                  "schedule has the weight " + meshwright::to_toml(weight) + " from step " + step +
                       " on, which is no number of at least 0")
           .help("set schedule = { " + step + " = 0.5 }");
     if (!out.emplace(*from, *now).second)
@@ -157,7 +157,7 @@ class Checks {
       if (sources_[i].get_string("name") == name)
         return add(wrong(sources_[number], "name", ErrorCode::conflict,
                          "number " + std::to_string(i + 1) + " has the same name")
-                       .help("set name = " + to_toml(name + "_2")));
+                       .help("set name = " + meshwright::to_toml(name + "_2")));
   }
 
   void check_data(const Options& source) {
