@@ -359,9 +359,9 @@ learnt.
   meshwright dataset show configs/chat_tuning_cpu.toml --row 3
   meshwright dataset show configs/chat_tuning_cpu.toml --sample 0
 
---row N       The row, from 0 on; of data sets that have rows.
---sample N    The sample, from 0 on.
---validation  Of [validation_dataset].
+--row N        The row, from 0 on; of data sets that have rows.
+--sample N     The sample, from 0 on.
+--validation   Of [validation_dataset].
 --source NAME  Of that [[dataset.mix]], or [[validation_dataset.set]].
 --set
 --json

@@ -130,9 +130,9 @@ Evaluation Run::evaluate(std::vector<NamedLoss>* sets) {
           return loss(*one.batches, one.done, micro, hidden);
         });
     one.done += count;
-    if (validations_.size() == 1) all = found;
     const std::string& name = data_.validation[i].config.name;
     if (sets != nullptr && !name.empty()) sets->push_back({name, found.loss});
+    if (validations_.size() == 1) return found;
     if (found.targets == 0) continue;
     ++measured;
     losses += found.loss;
@@ -140,7 +140,6 @@ Evaluation Run::evaluate(std::vector<NamedLoss>* sets) {
     all.weight += found.weight;
     all.targets += found.targets;
   }
-  if (validations_.size() == 1) return all;
   // Each set counts alike, however large it is.
   all.loss = losses / static_cast<double>(measured);
   all.auxiliary = auxiliary / static_cast<double>(measured);
