@@ -105,7 +105,7 @@ std::vector<std::string_view> lines_of(std::string_view text) {
 std::string cache_key(const JsonlOptions& options) {
   Hash128 hash;
   hash.add("meshwright tokens " + std::to_string(kKeyVersion));
-  for (const DataFile& file : open_files(options.files)) hash.add(file.text());
+  for (const DataFile& file : open_files(options.files, Packed::as_it_is)) hash.add(file.text());
   hash.add("language");
   for (const std::string& file : options.language_files()) {
     hash.add(file_name(file));
@@ -124,7 +124,7 @@ std::string key_parts(const JsonlOptions& options) {
         {"name", as_utf8(file_name(path))}, {"bytes", bytes.size()}, {"xxh128", hash_of(bytes)}};
   };
   json::object out{{"key_version", kKeyVersion}};
-  put_list(out, "files", open_files(options.files),
+  put_list(out, "files", open_files(options.files, Packed::as_it_is),
            [&](const DataFile& one) { return file(one.path, one.text()); });
   put_list(out, "language", options.language_files(),
            [&](const std::string& path) { return file(path, base::read_file(path)); });
@@ -154,7 +154,7 @@ std::pair<std::string, std::string> text_key(const TextOptions& options) {
       std::error_code failed;
       const bool empty = std::filesystem::file_size(path, failed) == 0 && !failed;
       // One at a time: there may be more files than a process may map.
-      const DataFile file = std::move(open_files({path}).front());
+      const DataFile file = std::move(open_files({path}, Packed::as_it_is).front());
       out.push_back({file_name(path), empty ? 0 : file.text().size(), hash_of(file.text())});
     }
     return out;

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <span>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -18,16 +19,40 @@
 #include "meshwright/error.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/host_facts.h"
+#include "sdk/base/unpack/unpacked_file.h"
 
 namespace meshwright::jsonl {
 
 std::string_view DataFile::text() const {
+  if (unpacked) return *unpacked;
   if (!mapped) return {};
   const auto bytes = mapped->bytes();
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-std::vector<DataFile> open_files(const std::vector<std::string>& paths) {
+namespace {
+
+// Rows are looked for from both ends of a text, and by several threads: it is there as a whole.
+std::optional<std::string> unpacked_text(const std::string& path) {
+  constexpr size_t kMost = size_t{1} << 30, kSome = size_t{1} << 20;
+  base::UnpackedFile file(path, ErrorCode::bad_dataset);
+  if (!file.packed()) return std::nullopt;
+  std::string out;
+  for (size_t before = 0, got = kSome; got == kSome; before = out.size()) {
+    out.resize(before + kSome);
+    got = file.read(std::span(out).subspan(before));
+    out.resize(before + got);
+    if (out.size() > kMost)
+      throw Error(ErrorCode::bad_dataset, path + ": rows of more than 1 GiB once it is unpacked")
+          .at({Origin::Source::file, path, 0, 0})
+          .help("unpack it, and name what comes out: such files are mapped");
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<DataFile> open_files(const std::vector<std::string>& paths, Packed packed) {
   namespace fs = std::filesystem;
   std::vector<DataFile> out;
   uint64_t before = 0;
@@ -36,7 +61,8 @@ std::vector<DataFile> open_files(const std::vector<std::string>& paths) {
     std::error_code failed;
     if (fs::is_regular_file(path, failed) && fs::file_size(path, failed) == 0) continue;
     file.mapped.emplace(path, ErrorCode::bad_dataset);
-    before += static_cast<uint64_t>(file.mapped->size());
+    if (packed == Packed::unpacked) file.unpacked = unpacked_text(path);
+    before += file.text().size();
   }
   return out;
 }

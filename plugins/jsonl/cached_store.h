@@ -18,13 +18,15 @@ namespace meshwright::jsonl {
 struct DataFile {
   std::string path;
   std::optional<base::MappedFile> mapped;
-  uint64_t before = 0;  // bytes of the files in front of it
+  uint64_t before = 0;                       // bytes of the files in front of it
+  std::optional<std::string> unpacked = {};  // what text() is, where the file is packed
 
   std::string_view text() const;
 };
 
-// Throws Error(bad_dataset) for one that cannot be read.
-std::vector<DataFile> open_files(const std::vector<std::string>& paths);
+enum class Packed : uint8_t { as_it_is, unpacked };
+// Throws Error(bad_dataset) for one that cannot be read, or that is unpacked to more than 1 GiB.
+std::vector<DataFile> open_files(const std::vector<std::string>& paths, Packed packed);
 
 // What editors, systems and version control keep beside files: .git, ._x.jsonl,
 // .ipynb_checkpoints/chats-checkpoint.jsonl.

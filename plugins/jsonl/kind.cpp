@@ -16,6 +16,7 @@
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/words.h"
 #include "sdk/text/tokenizer/folder.h"
+#include "text_documents.h"
 
 namespace meshwright::jsonl {
 
@@ -113,7 +114,7 @@ std::vector<std::string> empty_files(const std::string& folder) {
   for (fs::recursive_directory_iterator at(folder, failed), end; !failed && at != end;
        at.increment(failed)) {
     const std::string file = at->path().string();
-    if (!(file.ends_with(".jsonl") || file.ends_with(".json")) || is_hidden(file, folder)) continue;
+    if (!is_rows_name(file) || is_hidden(file, folder)) continue;
     std::error_code unseen;
     const fs::file_status status = fs::status(at->path(), unseen);
     if (!fs::exists(status) || (fs::is_regular_file(status) && fs::file_size(file, unseen) == 0))
@@ -144,8 +145,7 @@ void read_files(const DatasetRequest& request, JsonlOptions& out) {
   out.empty = empty_files(request.path);
   const auto rest =
       std::stable_partition(out.files.begin(), out.files.end(), [&](const std::string& file) {
-        return (file.ends_with(".jsonl") || file.ends_with(".json")) &&
-               !is_hidden(file, request.path);
+        return is_rows_name(file) && !is_hidden(file, request.path);
       });
   out.left_out.assign(rest, out.files.end());
   out.files.erase(rest, out.files.end());

@@ -248,7 +248,7 @@ std::vector<std::string> JsonlOptions::all_files() const {
 
 std::vector<std::byte> build_store(const JsonlOptions& options, const std::string& key,
                                    const std::function<void(const Preparation&)>& progress) {
-  const std::vector<DataFile> files = open_files(options.files);
+  const std::vector<DataFile> files = open_files(options.files, Packed::unpacked);
   std::vector<RowFile> row_files;
   row_files.reserve(files.size());
   std::vector<Work> work;
@@ -285,10 +285,11 @@ std::vector<std::byte> build_store(const JsonlOptions& options, const std::strin
 
 int64_t count_rows(const JsonlOptions& options) {
   int64_t out = 0;
-  each_chunk(open_files(options.files), [&](const DataFile&, const std::vector<RowPiece>& rows) {
-    out += static_cast<int64_t>(rows.size());
-    return true;
-  });
+  each_chunk(open_files(options.files, Packed::unpacked),
+             [&](const DataFile&, const std::vector<RowPiece>& rows) {
+               out += static_cast<int64_t>(rows.size());
+               return true;
+             });
   if (out == 0) throw no_rows(options);
   return out;
 }
@@ -299,7 +300,8 @@ ShownRow show_row(const JsonlOptions& options, int64_t number) {
   bool began = false;
   int64_t before = 0;
   each_chunk(
-      open_files(options.files), [&](const DataFile& file, const std::vector<RowPiece>& rows) {
+      open_files(options.files, Packed::unpacked),
+      [&](const DataFile& file, const std::vector<RowPiece>& rows) {
         if (!began && !rows.empty()) {
           began = true;
           try {

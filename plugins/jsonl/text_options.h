@@ -12,8 +12,7 @@ inline constexpr meshwright_option kTextOptions[] = {
                   "What a document of a text file is: the file, a line, or lines up to one that is "
                   "blank."),
     with_flags(option("separator", MESHWRIGHT_STRING, nullptr,
-                      "A text that stands between the documents of a file, like "
-                      "\"<|endoftext|>\", in place of documents."),
+                      "A text that stands between the documents of a file, in place of documents."),
                MESHWRIGHT_OPTIONAL),
     option("document_end", MESHWRIGHT_STRING, "\"auto\"",
            "The token put behind a document, unless it ends with it. auto: the tokenizer's "

@@ -55,14 +55,14 @@ TEST_CASE("the bytes of a store are in the other order, and what is in it is the
       StoreWriter writer(wide);
       const std::string path = folder / "store";
       StoreFile file(path, wide, origin);
+      bool same = true;
       for (const Document& one : all) {
         writer.add(one);
         // In parts, and with one that has no tokens in between.
         const std::span<const int64_t> ids = one.ids;
         file.add(ids.first(ids.size() / 2));
         file.add(ids.subspan(ids.size() / 2));
-        CHECK(file.end_document(one.row));
-        CHECK_FALSE(file.end_document(one.row + 1));
+        same = same && file.end_document(one.row) && !file.end_document(one.row + 1);
       }
       StoreCounts counts;
       counts.rows = static_cast<int64_t>(count);
@@ -77,7 +77,6 @@ TEST_CASE("the bytes of a store are in the other order, and what is in it is the
       CHECK(found->origin().counts == counts);
       CHECK(found->tokens() == expected->tokens());
       CHECK(found->largest_id() == expected->largest_id());
-      bool same = true;
       for (uint64_t i = 0; i < count; ++i) {
         same = same && found->tokens(i) == expected->tokens(i) && found->row(i) == 3 * i &&
                found->targets(i).size() == 1 && found->targets(i)[0] == expected->targets(i)[0];
