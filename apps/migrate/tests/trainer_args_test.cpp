@@ -186,7 +186,7 @@ TEST_CASE("TRL's arguments become a file of ours, with TRL's defaults") {
              {"dataset.jsonl.packing", "\"bfd\"", false},
              {"dataset.jsonl.truncate", "\"left\"", false},
              {"lora.r", "16", true},
-             {"lora.alpha", "32", true},
+             {"lora.alpha", "32", false},
              {"lora.dropout", "0.05", true},
              {"lora.target_modules", "\"all-linear\"", false}}},
            {"packing: true\npacking_strategy: wrapped\ndtype: bfloat16\nbf16: false\n",
@@ -228,7 +228,7 @@ TEST_CASE("columns of other names are told, or named where there is a key for it
     if (one.schema.find("fields") == nullptr) one.schema.options.push_back(&kFields);
   for (PluginSchemas::Component& one : without.components)
     std::erase_if(one.schema.options,
-                  [](const meshwright_option* one) { return one->name == std::string("fields"); });
+                  [](const meshwright_option* o) { return o->name == std::string("fields"); });
   struct Row {
     const char *text, *fields, *left;
   };
