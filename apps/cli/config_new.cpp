@@ -37,7 +37,8 @@ constexpr PurposeRow kPurposes[] = {{"pretrain", "Pretraining from random weight
 // What stands where nobody has said a path; validate tells its line.
 constexpr const char *kSomeModel = "<folder of a Hugging Face model>",
                      *kSomeConfig = "<folder of a Hugging Face model>/config.json",
-                     *kSomeRows = "<rows of chats>.jsonl", *kSomeText = "<file or folder of text>";
+                     *kSomeRows = "<rows of chats>.jsonl", *kSomeText = "<file or folder of text>",
+                     *kSomeTokenizer = "<folder with tokenizer.json>";
 
 // What a folder, or its config.json, says of a model.
 struct GivenModel {
@@ -281,6 +282,9 @@ void about_data(const Wanted& job, JobLines& out) {
                      ? "tokens a sample; attention's work grows with its square"
                      : "tokens a sample: short for CPUs, 2048 and more for devices"});
   if (!rows) return;
+  if (job.tunes() && job.model && !brings)
+    out.push_back(
+        {"dataset.jsonl", "tokenizer", quoted_toml(kSomeTokenizer), "the model's folder has none"});
   if (!job.tunes() && brings)
     out.push_back({"dataset.jsonl", "tokenizer", quoted_toml(folder_of(*job.model)),
                    "the folder with tokenizer.json"});
