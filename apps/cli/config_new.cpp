@@ -38,7 +38,8 @@ constexpr PurposeRow kPurposes[] = {{"pretrain", "Pretraining from random weight
 // What stands where nobody has said a path; validate tells its line.
 constexpr const char *kSomeModel = "<folder of a Hugging Face model>",
                      *kSomeConfig = "<folder of a Hugging Face model>/config.json",
-                     *kSomeRows = "<rows of chats>.jsonl", *kSomeText = "<file or folder of text>";
+                     *kSomeRows = "<rows of chats>.jsonl", *kSomeText = "<file or folder of text>",
+                     *kSomeTokenizer = "<folder with tokenizer.json>";
 
 // What a folder, or its config.json, says of a model.
 struct GivenModel {
@@ -146,9 +147,9 @@ int64_t expert_ranks(const Wanted& job) {
   return 1;
 }
 
-using Lines = std::vector<JobLine>;
+using JobLines = std::vector<JobLine>;
 
-void about_model(const Wanted& job, Lines& out) {
+void about_model(const Wanted& job, JobLines& out) {
   const GivenModel* model = job.model ? &*job.model : nullptr;
   if (job.tunes())
     out.push_back({"model", "pretrained",
@@ -164,7 +165,7 @@ void about_model(const Wanted& job, Lines& out) {
                  "the weights that the optimizer updates: small updates are lost in bfloat16"});
 }
 
-void about_machine(const Wanted& job, Lines& out) {
+void about_machine(const Wanted& job, JobLines& out) {
   out.push_back({"dist_env", "device", "\"auto\"", "an NVIDIA device, where there is one"});
   const int64_t experts_over = job.purpose == Purpose::moe ? expert_ranks(job) : 1;
   if (experts_over > 1) {
@@ -185,7 +186,7 @@ void about_machine(const Wanted& job, Lines& out) {
                                     : "CPUs are slower in bfloat16, which devices want"});
 }
 
-void about_steps(const Wanted& job, Lines& out) {
+void about_steps(const Wanted& job, JobLines& out) {
   const bool device = job.machine.device;
   const int64_t local = device ? (job.tunes() ? 2 : 4) : 2;
   const int64_t wanted = job.purpose == Purpose::lora  ? 16
@@ -208,7 +209,7 @@ void about_steps(const Wanted& job, Lines& out) {
                    "good model"});
 }
 
-void about_learning(const Wanted& job, Lines& out) {
+void about_learning(const Wanted& job, JobLines& out) {
   const int64_t hidden = job.model ? job.model->hidden : 0;
   if (job.purpose == Purpose::lora) {
     out.push_back({"lora", "r", "16", "8 to 64 are usual"});
@@ -254,7 +255,7 @@ bool has_text_tokenizer() {
   return false;
 }
 
-void about_data(const Wanted& job, Lines& out) {
+void about_data(const Wanted& job, JobLines& out) {
   const int64_t wanted = job.machine.device ? 2048 : 256;
   const int64_t most = job.model && job.model->positions > 1 ? job.model->positions : wanted;
   const std::string length = std::to_string(std::min(wanted, most));
@@ -282,6 +283,9 @@ void about_data(const Wanted& job, Lines& out) {
                      ? "tokens a sample; attention's work grows with its square"
                      : "tokens a sample: short for CPUs, 2048 and more for devices"});
   if (!rows) return;
+  if (job.tunes() && job.model && !brings)
+    out.push_back(
+        {"dataset.jsonl", "tokenizer", quoted_toml(kSomeTokenizer), "the model's folder has none"});
   if (!job.tunes() && brings)
     out.push_back({"dataset.jsonl", "tokenizer", quoted_toml(folder_of(*job.model)),
                    "the folder with tokenizer.json"});
@@ -292,9 +296,9 @@ void about_data(const Wanted& job, Lines& out) {
 }
 
 std::string job_of(const Wanted& job) {
-  Lines lines = {{"run", "dir", "\"runs\""},
-                 {"run", "name", quoted_toml(kPurposes[static_cast<size_t>(job.purpose)].flag),
-                  "results go to <dir>/<name>: another name for another run"}};
+  JobLines lines = {{"run", "dir", "\"runs\""},
+                    {"run", "name", quoted_toml(kPurposes[static_cast<size_t>(job.purpose)].flag),
+                     "results go to <dir>/<name>: another name for another run"}};
   about_model(job, lines);
   about_machine(job, lines);
   about_steps(job, lines);
@@ -351,7 +355,8 @@ Wanted wanted_of(const Call& call) {
               "'data/*.jsonl'");
   }
   if (out.tunes() && out.data && *out.data->kind != '\0')
-    throw Error(ErrorCode::usage, out.data->path + " holds no rows of JSON Lines to fine-tune on")
+    throw Error(ErrorCode::usage,
+                out.data->path + " holds no rows of JSON JobLines to fine-tune on")
         .help("rows are files that end in .jsonl: messages, or prompt and completion")
         .help("meshwright config new --pretrain " + call.positionals.back() +
               " trains on text and tokens");
@@ -417,7 +422,7 @@ config new [FOLDER] [DATA]
 Write a job to begin with, for a purpose, a model and data
 
 FOLDER is a Hugging Face folder, or the config.json of one; DATA is a file, a folder or a pattern:
-rows of JSON Lines, text, or tokens. Each is known by what it is, so that either may be left out;
+rows of JSON JobLines, text, or tokens. Each is known by what it is, so that either may be left out;
 what is missing is marked in the file. Settings are those that people use for the purpose, each with
 why, and sizes are for this machine. Nothing is overwritten.
   meshwright config new --lora models/Llama-3.2-1B chats.jsonl

@@ -95,7 +95,8 @@ void trl_data(Migrator& m) {
                                 ? "samples are cut from one stream there, and hold whole rows here"
                             : strategy == "bfd_split" || strategy == "bfd_requeue"
                                 ? "longer rows are split there, and cut here"
-                                : "";
+                            : strategy == "bfd" ? ""
+                                                : "packs are filled in another order there";
     m.set(own + "packing", Value(strategy == "wrapped" ? "sequential" : "bfd"), *packs, why);
   } else {
     m.assume(own + "packing", Value("none"), "one row a sample without packing");

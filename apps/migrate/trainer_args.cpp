@@ -73,6 +73,10 @@ WarmUp warm_up_of(Migrator& m) {
   return {none, 0, false};
 }
 
+// The Trainer's warm-up is a step behind.
+constexpr const char* kFromZero =
+    "the rate of the first step is 0 there, lr / lr_warmup_steps here";
+
 // "self_attn.q_proj" and the like are last parts of names; an expression is no list of them.
 bool is_expression(const std::string& text) {
   return text.find_first_of("\\[](){}|^$+?*") != std::string::npos;
@@ -188,13 +192,14 @@ void trainer_schedule(Migrator& m, const TrainerArgs& args, std::optional<int64_
                       "% of the run's steps and at most 100, as " + args.program +
                       " has it; 20 until it is set");
   } else if (!warm.part) {
-    m.set(key, integer_value(std::llround(warm.value)), *warm.from);
+    m.set(key, integer_value(std::llround(warm.value)), *warm.from,
+          warm.value > 0 ? kFromZero : "");
   } else if (steps) {
     const double product = warm.value * static_cast<double>(*steps);
     m.set(key,
           integer_value(
               static_cast<int64_t>(args.share > 0 ? std::floor(product) : std::ceil(product))),
-          *warm.from);
+          *warm.from, kFromZero);
   } else {
     const std::string part = text::short_number(100 * warm.value) + "% of the run's steps";
     m.left(*warm.from, "see " + key + ", a number of steps: " + part);
@@ -261,11 +266,12 @@ void trainer_saves(Migrator& m, const TrainerArgs& args, std::optional<int64_t> 
     const std::string when = strategy == "best" ? "whenever the validation loss is the lowest"
                              : said             ? "every part of the run"
                                                 : "once an epoch, or several times,";
-    if (strategy == "best" && how != nullptr) m.set("checkpoint.best", boolean_value(true), *how);
-    if (from != nullptr && strategy != "best")
+    const bool best = strategy == "best" && how != nullptr && validates;
+    if (best) m.set("checkpoint.best", boolean_value(true), *how);
+    if (from != nullptr && !best)
       m.left(*from, "see " + key + ", a number of steps; there it saves " + when);
     m.want(key, "it saves " + when + " there; every 50 steps here until it is set");
-    if (is_said(how) && from != how && strategy != "best")
+    if (is_said(how) && from != how && !best)
       m.left(*how, "see " + key + ": saves are counted in steps");
   }
   if (is_said(often) && (said || strategy == "no"))

@@ -59,6 +59,14 @@ TEST_CASE("each purpose gets a file that validates and trains as it is") {
         fs::exists(entry.path().parent_path() / "model.safetensors"))
       model = entry.path().parent_path();
   REQUIRE(!model.empty());
+  // A model of bytes has no tokenizer: that is told.
+  if (!fs::exists(model / "tokenizer.json")) {
+    const Ran made = start(folder.path, "config new --sft " + model.string() + " --out gap.toml");
+    CHECK(made.says("tokenizer = \"<folder with tokenizer.json>\""));
+  }
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"})
+    fs::copy_file(kSource + "configs/models/chat-tiny/" + name, model / name,
+                  fs::copy_options::skip_existing);
   const std::string places = model.string() + " " + kSource + "configs/chats/chats.jsonl";
   made_and_trained(folder.path, "sft", places, "epochs=1");
   CHECK(made_and_trained(folder.path, "lora", places, "epochs=1").find("adapter") !=

@@ -374,7 +374,7 @@ def trainer(doc, j, program, names, defaults):
             return low + (lr - low) * .5 * (1 + math.cos(math.pi * part)) if 'cosine' in kind else -9 * lr
         j.schedule(rate, lr, n)
     wide = get(doc, 'bf16', defaults['bf16'])
-    j.want('distributed.mp_policy.param_dtype', 'float16' if get(doc, 'fp16') is True else
+    j.want('distributed.mp_policy.param_dtype', 'float16' if True in (get(doc, 'fp16'), get(doc, 'float16')) else
            'bfloat16' if wide in (True, 'auto', 'full') else 'float32')
     again = get(doc, 'gradient_checkpointing', defaults['again'])
     j.want('distributed.activation_checkpointing', *(['full', True] if again else ['none', False]),
@@ -408,13 +408,13 @@ def trainer(doc, j, program, names, defaults):
         j.want('report.tensorboard', True)
     j.want('dataset.seq_len', said('length'))
     for key, value in doc.items():  # nothing is lost in silence
-        if value not in (None, False, '', [], {}) and not (isinstance(value, dict) and not any(
+        if value not in (None, False, '', 'no', 'none', [], {}) and not (isinstance(value, dict) and not any(
                 v not in (None, False, '') for v in value.values())) and not j.told_of(key):
             if key not in ('max_steps', 'save_strategy', 'warmup_steps', 'adapter', 'use_peft', 'datasets', 'val_set_size',
                            'eval_strategy', 'report_to', 'chat_template', 'shuffle_merged_datasets', 'fsdp_config',
                            'packing_strategy', 'dataset_train_split', 'dataset_test_split', 'truncation_mode',
                            'lr_scheduler_kwargs', 'excess_length_strategy', 'dataset_text_field', 'loss_type',
-                           'shuffle_dataset', 'dp_shard_size', 'sample_packing_sequentially'):
+                           'shuffle_dataset', 'dp_shard_size', 'adam_beta2', 'sample_packing_sequentially'):
                 j.wrong.append(f'{key} is not accounted for')
 
 

@@ -93,14 +93,14 @@ TEST_CASE("what axolotl's keys mean together") {
             {{"step_scheduler.max_steps", "1000", false},
              {"lr_scheduler.lr_warmup_steps", "30", true}},
             "num_epochs"},
-           {"max_steps: 100\nwarmup_steps: 0.1\n", {{"lr_scheduler.lr_warmup_steps", "10", false}}},
+           {"max_steps: 100\nwarmup_steps: 0.1\n", {{"lr_scheduler.lr_warmup_steps", "10", true}}},
            {"lr_scheduler: constant\nwarmup_steps: 9\n",
             {{"lr_scheduler.lr_decay_style", "\"constant\"", false},
              {"lr_scheduler.lr_warmup_steps", "0", true}},
             "warmup_steps"},
            {"lr_scheduler: constant_with_warmup\nwarmup_steps: 9\n",
             {{"lr_scheduler.lr_decay_style", "\"constant\"", false},
-             {"lr_scheduler.lr_warmup_steps", "9", false}}},
+             {"lr_scheduler.lr_warmup_steps", "9", true}}},
            {"lr_scheduler: rex\n", {{"lr_scheduler.lr_decay_style", "\"cosine\"", true}}},
            {"optimizer: muon\n", {{"optimizer.name", "\"adamw\"", true}}},
            {"lora_r: 8\nlora_alpha: 16\n", {{"lora.r", "0", false}}, "lora_r"},
@@ -186,7 +186,7 @@ TEST_CASE("TRL's arguments become a file of ours, with TRL's defaults") {
              {"dataset.jsonl.packing", "\"bfd\"", false},
              {"dataset.jsonl.truncate", "\"left\"", false},
              {"lora.r", "16", true},
-             {"lora.alpha", "32", true},
+             {"lora.alpha", "32", false},
              {"lora.dropout", "0.05", true},
              {"lora.target_modules", "\"all-linear\"", false}}},
            {"packing: true\npacking_strategy: wrapped\ndtype: bfloat16\nbf16: false\n",
@@ -195,7 +195,7 @@ TEST_CASE("TRL's arguments become a file of ours, with TRL's defaults") {
              {"distributed.mp_policy.param_dtype", "\"float32\"", false}}},
            {"max_steps: 205\nwarmup_ratio: 0.1\nlr_scheduler_type: cosine_with_min_lr\n"
             "lr_scheduler_kwargs: {min_lr_rate: 0.1}\nlearning_rate: 1e-4\n",
-            {{"lr_scheduler.lr_warmup_steps", "21", false},
+            {{"lr_scheduler.lr_warmup_steps", "21", true},
              {"lr_scheduler.lr_decay_style", "\"cosine\"", false},
              {"lr_scheduler.min_lr", "1e-05", false}}},
            {"max_steps: -1\nnum_train_epochs: 2.0\nsave_strategy: epoch\neval_strategy: 'no'\n",
@@ -228,7 +228,7 @@ TEST_CASE("columns of other names are told, or named where there is a key for it
     if (one.schema.find("fields") == nullptr) one.schema.options.push_back(&kFields);
   for (PluginSchemas::Component& one : without.components)
     std::erase_if(one.schema.options,
-                  [](const meshwright_option* one) { return one->name == std::string("fields"); });
+                  [](const meshwright_option* o) { return o->name == std::string("fields"); });
   struct Row {
     const char *text, *fields, *left;
   };
