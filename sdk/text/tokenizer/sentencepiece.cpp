@@ -544,7 +544,9 @@ class Conversion {
               json::object{{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}});
           steps.push_back(replace(" {2,}", " ", "Regex"));
         }
-        if (steps.empty()) return nullptr;
+        if (model_.dummy_prefix)
+          steps.push_back(json::object{{"type", "Prepend"}, {"prepend", kSpace}});
+        steps.push_back(replace(" ", kSpace));
         return in_turn("normalizers", std::move(steps));
     }
     return nullptr;
@@ -570,7 +572,7 @@ class Conversion {
       case Family::generic:
         return nullptr;
       case Family::none:
-        return metaspace(model_.dummy_prefix ? "first" : "never", false);
+        return nullptr;
     }
     return nullptr;
   }
