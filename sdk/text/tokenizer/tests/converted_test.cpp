@@ -60,7 +60,7 @@ TEST_CASE("models become the tokenizer.json that transformers makes of them") {
       const std::string name(key);
       CAPTURE(name);
       if (name != "model") {
-        CHECK(json::serialize(made.at(name)) == json::serialize(wanted));
+        CHECK(made.at(name) == wanted);
         continue;
       }
       for (const auto& [field, inner] : wanted.as_object()) {
