@@ -33,6 +33,8 @@ CASES = [
     ("albert.model", "spiece.model", {"tokenizer_class": "AlbertTokenizer", "keep_accents": True}),
 ]
 
+TEXTS = TEXT + ["", " ", "  two  spaces ", " a", "a ", "ABC \u00c4\u00e9 \ufb01 \u00bd", "\u2581 x", "\U0001f642 unknown \u2d30", "<tool>12ab<tool> x"]
+
 
 def train(path, **options):
     import sentencepiece
@@ -80,9 +82,15 @@ def convert(file, name, config):
 
 
 def goldens():
-    rows = [{"file": file, "config": config, "json": json.loads(convert(os.path.join(folder, file), name, config).backend_tokenizer.to_str())} for file, name, config in CASES]
-    rows.append({"file": "tekken.json", "config": {}, "json": json.loads(MistralConverter(os.path.join(folder, "tekken.json")).converted().to_str())})
-    return "[\n" + ",\n".join(json.dumps(r, separators=(",", ":")) for r in rows) + "]\n"
+    import sentencepiece
+    made = [(file, config, convert(os.path.join(folder, file), name, config).backend_tokenizer) for file, name, config in CASES]
+    made.append(("tekken.json", {}, MistralConverter(os.path.join(folder, "tekken.json")).converted()))
+    rows = [{"file": file, "config": config, "json": json.loads(t.to_str()), "ids": [t.encode(text).ids for text in TEXTS]} for file, config, t in made]
+    # Without a class: sentencepiece itself.
+    for file in ["bpe.model", "gemma.model", "unigram.model"]:
+        own = sentencepiece.SentencePieceProcessor(model_file=os.path.join(folder, file))
+        rows.append({"file": file, "config": {}, "json": None, "ids": [own.encode(text) for text in TEXTS]})
+    return json.dumps({"texts": TEXTS})[:-1] + ', "rows": [\n' + ",\n".join(json.dumps(r, separators=(",", ":")) for r in rows) + "]}\n"
 
 
 def main():

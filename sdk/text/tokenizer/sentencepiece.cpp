@@ -295,7 +295,7 @@ class Conversion {
   json::value run() {
     add_tokens();
     json::array added;
-    std::vector<std::pair<size_t, json::object>> listed;
+    std::vector<std::pair<int64_t, json::object>> listed;
     for (const Added& token : added_)
       listed.emplace_back(id_of(token.content), json::object{{"id", id_of(token.content)},
                                                              {"content", token.content},
@@ -368,7 +368,10 @@ class Conversion {
           token = Added{std::string(one.token)};
         if (token) {
           token->special = true;
-          if (given == nullptr || given->is_string()) token->normalized = false;
+          // A special token is not normalized unless that is said.
+          if (given == nullptr || !given->is_object() ||
+              !given->get_object().contains("normalized"))
+            token->normalized = false;
           roles_.emplace_back(one.role, *token);
         }
       }
@@ -465,7 +468,8 @@ class Conversion {
     vocab_ = std::move(out);
   }
 
-  size_t id_of(const std::string& token) const { return ids_.at(token); }
+  // As JSON has ids.
+  int64_t id_of(const std::string& token) const { return static_cast<int64_t>(ids_.at(token)); }
 
   // In the order in which transformers does, by which new ones get their ids.
   void add_tokens() {
@@ -540,7 +544,9 @@ class Conversion {
               json::object{{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}});
           steps.push_back(replace(" {2,}", " ", "Regex"));
         }
-        if (steps.empty()) return nullptr;
+        if (model_.dummy_prefix)
+          steps.push_back(json::object{{"type", "Prepend"}, {"prepend", kSpace}});
+        steps.push_back(replace(" ", kSpace));
         return in_turn("normalizers", std::move(steps));
     }
     return nullptr;
@@ -566,7 +572,7 @@ class Conversion {
       case Family::generic:
         return nullptr;
       case Family::none:
-        return metaspace(model_.dummy_prefix ? "first" : "never", false);
+        return nullptr;
     }
     return nullptr;
   }
@@ -676,7 +682,7 @@ class Conversion {
     const bool fallback =
         (family_ == Family::none || family_ == Family::generic) && model_.byte_fallback;
     return {{"type", "Unigram"},
-            {"unk_id", unknown},
+            {"unk_id", static_cast<int64_t>(unknown)},
             {"vocab", std::move(vocab)},
             {"byte_fallback", fallback}};
   }
@@ -684,7 +690,8 @@ class Conversion {
   json::object bpe() const {
     json::object vocab;
     vocab.reserve(vocab_.size());
-    for (size_t id = 0; id < vocab_.size(); ++id) vocab.emplace(vocab_[id].text, id);
+    for (size_t id = 0; id < vocab_.size(); ++id)
+      vocab.emplace(vocab_[id].text, static_cast<int64_t>(id));
     json::value unknown = nullptr;
     if (family_ == Family::gemma) unknown = named("unk", "<unk>");
     if (family_ == Family::generic || family_ == Family::none) unknown = model_.unknown_piece;

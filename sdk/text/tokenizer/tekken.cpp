@@ -132,15 +132,15 @@ json::value of_tekken(std::string_view text, const std::string& name) {
   for (size_t rank = 0; rank < tokens.size(); ++rank) {
     if (!ranks.emplace(tokens[rank], rank).second)
       root.at("vocab").at(rank).refuse("is the same token as an earlier one");
-    vocab[to_letters(tokens[rank])] = rank + specials.size();
+    vocab[to_letters(tokens[rank])] = static_cast<int64_t>(rank + specials.size());
   }
   json::array added;
   for (size_t id = 0; id < specials.size(); ++id) {
     if (vocab.contains(specials[id]))
       root.at("special_tokens")
           .refuse("has the token " + shown(specials[id]) + ", which is there already");
-    vocab[specials[id]] = id;
-    added.push_back(json::object{{"id", id},
+    vocab[specials[id]] = static_cast<int64_t>(id);
+    added.push_back(json::object{{"id", static_cast<int64_t>(id)},
                                  {"content", specials[id]},
                                  {"single_word", false},
                                  {"lstrip", false},
