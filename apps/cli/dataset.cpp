@@ -470,7 +470,7 @@ void tell(Call& call, const Made& made) {
   if (counts.whole > 0)
     call.err.write(report::format_notice(
         call.err_style, "pieces of up to " + report::human_bytes(counts.whole) +
-                            " were encoded at once, because this tokenizer's pattern is not known "
+                            " were encoded at once, because this tokenizer's parts are not known "
                             "to allow a cut; that takes memory, not accuracy"));
   if (counts.young > 0)
     call.err.write(report::format_notice(call.err_style, tokenizer::tell_young(counts.young)));
@@ -519,6 +519,8 @@ int run_tokenize(Call& call) {
   else
     folder = file.has_parent_path() ? file.parent_path() : ".";
   tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(file);
+  for (const std::string& note : tokenizer.notes())
+    call.err.write(report::format_notice(call.err_style, note));
   const tokenizer::CorpusOptions options = read_options(call, tokenizer, folder);
   std::vector<std::string> files = inputs(call, out);
 
@@ -558,7 +560,7 @@ FILES are files, folders and quoted patterns, each sorted by name. A document ge
 tokenizer's template puts around a text, a beginning-of-text token perhaps, and at its end the
 token of --document-end. Tokens have two bytes where the vocabulary allows it, else four.
 
---tokenizer FOLDER    A folder with tokenizer.json (byte-level BPE), or that file.
+--tokenizer FOLDER    A folder with tokenizer.json, or that file.
 --out X.bin           The file to write. It appears once it is complete.
 --force               Replace a file that is already there.
 --documents KIND      What a document is: file, line (every line that is not blank), or json (a
