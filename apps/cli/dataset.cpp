@@ -499,7 +499,7 @@ void tell(Call& call, const Made& made) {
   if (counts.whole > 0)
     call.err.write(report::format_notice(
         call.err_style, "pieces of up to " + report::human_bytes(counts.whole) +
-                            " were encoded at once, because this tokenizer's pattern is not known "
+                            " were encoded at once, because this tokenizer's parts are not known "
                             "to allow a cut; that takes memory, not accuracy"));
   if (counts.young > 0)
     call.err.write(report::format_notice(call.err_style, tokenizer::tell_young(counts.young)));
@@ -550,6 +550,8 @@ int run_tokenize(Call& call) {
   else
     folder = file.has_parent_path() ? file.parent_path() : ".";
   tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(file);
+  for (const std::string& note : tokenizer.notes())
+    call.err.write(report::format_notice(call.err_style, note));
   const tokenizer::CorpusOptions options = read_options(call, tokenizer, folder);
   std::vector<std::string> files = inputs(call, out);
 

@@ -110,9 +110,8 @@ Let a model go on with a text, from a Hugging Face folder or a checkpoint
 
 FOLDER is a Hugging Face folder (config.json, model*.safetensors), a checkpoint, or a run, whose
 newest checkpoint is taken.
-Text needs a tokenizer.json in the folder (byte-level BPE: GPT-2, Llama 3, Qwen2, Qwen3 and their
-kin), or a model of bytes (vocab_size = 256). Token ids go in and come out of any model. The prompt
-and what follows appear on standard output as it is made; how long it took on standard error. Ids
+Text needs a tokenizer.json in the folder, or a model of bytes (vocab_size = 256). Token ids go in
+and come out of any model. The prompt and what follows appear on standard output as it is made; how long it took on standard error. Ids
 are the same under every strategy and on any number of ranks.
 Adapters of a folder (adapter_config.json, adapter_model.safetensors), which peft or checkpoint
 export wrote, run beside the model, or join its weights. A run with adapters has its own.

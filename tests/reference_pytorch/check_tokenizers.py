@@ -224,6 +224,7 @@ class Places:
         file = json.loads(reference.to_str())
         normalizer = json.dumps(file["normalizer"])
         self.groups = any(name in normalizer for name in ["NFC", "NFD", "NFKC", "NFKD", "Bert"])
+        self.drops = "Bert" in normalizer  # signs that are taken away, so that marks behind them join what stands before
         self.twice = json.dumps(file["post_processor"]).count('"Sequence": {"id": "A"') > 2
         # The library is wrong by one where a text begins with what the map takes away.
         self.map = reference.normalizer if "Precompiled" in normalizer else None
@@ -234,7 +235,8 @@ class Places:
         starts, of_byte = [], []
         for i, c in enumerate(text):
             of_byte += [i] * len(c.encode())
-            follows = i > 0 and self.groups and (unicodedata.category(c)[0] == "M" or 0x1160 <= ord(c) <= 0x11ff or 0xd7b0 <= ord(c) <= 0xd7ff or 0xff9e <= ord(c) <= 0xffdc or 0x3131 <= ord(c) <= 0x318e)
+            follows = i > 0 and self.groups and (unicodedata.category(c)[0] == "M" or 0x1160 <= ord(c) <= 0x11ff or 0xd7b0 <= ord(c) <= 0xd7ff or 0xff9e <= ord(c) <= 0xffdc or 0x3131 <= ord(c) <= 0x318e or
+                                                  (self.drops and unicodedata.category(c) in ("Cc", "Cf", "Co")))
             starts.append(starts[-1] if follows else i)
         ends = [len(text)] * (len(text) + 1)
         for i in reversed(range(len(text) - 1)):

@@ -33,7 +33,7 @@ std::optional<int32_t> after(std::string_view text, size_t at) {
   return std::nullopt;
 }
 
-bool may_cut(std::string_view text, size_t at, Cuts cuts) {
+bool may_cut(std::string_view text, size_t at, const Cuts& cuts) {
   if (at == 0 || at >= text.size()) return false;
   if (cuts.at_spaces && text[at] == ' ') {
     std::optional<int32_t> last = codepoint_before(text, at);
@@ -78,7 +78,7 @@ Cuts heed_added(const CutPlaces& places, const std::deque<AddedToken>& added) {
   return cuts;
 }
 
-size_t cut_near(std::string_view text, size_t begin, size_t end, Cuts cuts) {
+size_t cut_near(std::string_view text, size_t begin, size_t end, const Cuts& cuts) {
   if (!cuts.any() || end >= text.size()) return text.size();
   for (size_t at = end; at > begin; --at)
     if (may_cut(text, at, cuts)) return at;

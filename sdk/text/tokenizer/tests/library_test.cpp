@@ -86,15 +86,17 @@ TEST_CASE("a file of a GGUF: falling back to bytes that are not there, decoders 
 
 TEST_CASE("falling back to bytes, and decoders of every kind") {
   json::object file = of_gguf({"<0xC4>", "<0x8B>"});
-  CHECK(made::from(file).encode("a\v") == Ids{97, 259, 260});
+  const int64_t first = *made::from(file).id_of("<0xC4>"),
+                second = *made::from(file).id_of("<0x8B>");
+  CHECK(made::from(file).encode("a\v") == Ids{97, first, second});
   auto decoded = [&](const json::value& decoder, const Ids& ids) {
     file["decoder"] = decoder;
     return made::from(file).decode(ids);
   };
   CHECK(decoded(nullptr, {256, 99}) == "ab c");
   CHECK(decoded({{"type", "Fuse"}}, {256, 99}) == "abc");
-  CHECK(decoded({{"type", "ByteFallback"}}, {259, 260, 97}) == "\u010ba");
-  CHECK(decoded({{"type", "ByteFallback"}}, {259, 97}) == "\uFFFDa");
+  CHECK(decoded({{"type", "ByteFallback"}}, {first, second, 97}) == "\u010ba");
+  CHECK(decoded({{"type", "ByteFallback"}}, {first, 97}) == "\uFFFDa");
   CHECK(decoded({{"type", "BPEDecoder"}, {"suffix", "b"}}, {256, 256}) == "a a");
   CHECK(decoded({{"type", "CTC"}, {"pad_token", "c"}}, {256, 256, 99, 256}) == "abab");
   CHECK(decoded({{"type", "WordPiece"}, {"prefix", "a"}}, {256, 256, 99, '.'}) == "abb c.");
@@ -120,7 +122,7 @@ TEST_CASE("a stream gives what decode() gives, and soon where it can") {
     text += more;
   }
   CHECK(text + stream.finish() == "the \u00e9\U0001F600 ab");
-  CHECK(waits <= 5);  // for the bytes of the character that has no token
+  CHECK(waits <= 6);  // for the bytes of the characters that have no token
 }
 
 TEST_CASE(
