@@ -356,6 +356,7 @@ Leaf* trainer_precision(Migrator& m, bool otherwise) {
   const bool wide = bf16 != nullptr && (is_true(bf16) || is_text(bf16));  // "auto", "full"
   if (is_true(fp16)) {
     m.set(key, Value("float16"), *fp16);
+    if (wide) m.left(*bf16, "fp16 counts in its place");
     return fp16;
   }
   if (wide) {
