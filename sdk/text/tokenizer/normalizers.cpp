@@ -392,8 +392,8 @@ const std::pair<std::string_view, Read> kNormalizerKinds[] = {
     {"StripAccents", [](const Field&) { return make<StripAccents>(); }},
     {"Strip",
      [](const Field& field) {
-       return make<StripNormalizer>(field.at("strip_left").boolean(),
-                                    field.at("strip_right").boolean());
+       const bool left = field.at("strip_left").boolean();
+       return make<StripNormalizer>(left, field.at("strip_right").boolean());
      }},
     {"Replace", read_replace},
     {"Prepend",
