@@ -268,10 +268,11 @@ Error other_data(checkpoint::Checkpoint& from, const plan::Job& job) {
   Error error(ErrorCode::checkpoint_mismatch, what + ": " + changes_text(*changed));
   error.key(changed->front().key);
   for (const config::Difference& one : *changed)
-    if (!one.values.front().empty())
-      error.help("set " + one.key + " = " + one.values.front());
-    else if (one.key == "dataset.tokenizer")
+    if (one.key == "dataset.tokenizer" &&
+        config::text_of(one.values.front()).value_or("none") == "none")
       error.help("set dataset.tokenizer = \"bytes\", which the run learnt");
+    else if (!one.values.front().empty())
+      error.help("set " + one.key + " = " + one.values.front());
   return error.help("if that is not all of it, the files behind them have changed");
 }
 
