@@ -350,7 +350,6 @@ constexpr Row kRows[] = {
      "Data is read whole; max_steps * global_batch_size samples of it train."},
     {"dataset.index_mapping_dir", "",
      "Megatron's index is used as it is; nothing is written beside it."},
-    {"dataset.tokenizer", "dataset.jsonl.tokenizer", kTokenizer},
     {"dataset.tokenizer.pretrained_model_name_or_path", "dataset.jsonl.tokenizer", kTokenizer,
      Carry::special},
     {"tokenizer", "dataset.jsonl.tokenizer", kTokenizer},

@@ -111,7 +111,7 @@ TEST_CASE("what is said to have no counterpart has none among the keys") {
 // Keys whose names share a word with a row that says "no counterpart", or end like a name in a row
 // of another key, as they were when somebody last held the rows against them.
 constexpr const char* kLookedAt = R"(
-checkpoint.export dataset.dtype dataset.jsonl.cache dataset.jsonl.chat_template
+checkpoint.export dataset.dtype dataset.tokenizer dataset.jsonl.cache dataset.jsonl.chat_template
 dataset.jsonl.format dataset.jsonl.packing dataset.jsonl.special_tokens_in_content
 dataset.jsonl.tokenizer dataset.jsonl.train_on dataset.seq_len dataset.shuffle dataset.workers
 dist_env.backend distributed.activation_checkpointing distributed.activation_checkpointing_scope
@@ -134,7 +134,8 @@ validation_dataset.jsonl.cache validation_dataset.jsonl.chat_template
 validation_dataset.jsonl.format validation_dataset.jsonl.packing
 validation_dataset.jsonl.special_tokens_in_content validation_dataset.jsonl.tokenizer
 validation_dataset.jsonl.train_on validation_dataset.jsonl.truncate validation_dataset.packing
-validation_dataset.seq_len validation_dataset.shuffle validation_dataset.workers
+validation_dataset.seq_len validation_dataset.shuffle validation_dataset.tokenizer
+validation_dataset.workers
 )";
 
 // What a name is about: its last part, without the words that stand in every other name.
