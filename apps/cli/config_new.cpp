@@ -384,7 +384,7 @@ std::vector<std::string> to_fill_in(const std::string& text, const std::string& 
   return out;
 }
 
-int run_new(Call& call) {
+int run_config_new(Call& call) {
   const fs::path file = call.value("out", "job.toml");
   std::error_code failed;
   if (file.empty())
@@ -417,7 +417,7 @@ int run_new(Call& call) {
 }  // namespace
 
 Verb config_new_verb() {
-  return declare(run_new, R"(
+  return declare(run_config_new, R"(
 config new [FOLDER] [DATA]
 Write a job to begin with, for a purpose, a model and data
 

@@ -78,7 +78,7 @@ Cuts heed_added(const CutPlaces& places, const std::deque<AddedToken>& added) {
   return cuts;
 }
 
-size_t cut_near(std::string_view text, size_t begin, size_t end, const Cuts& cuts) {
+size_t cut_near(std::string_view text, size_t begin, size_t end, Cuts cuts) {
   if (!cuts.any() || end >= text.size()) return text.size();
   for (size_t at = end; at > begin; --at)
     if (may_cut(text, at, cuts)) return at;
