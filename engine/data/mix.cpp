@@ -165,7 +165,7 @@ std::vector<int64_t> Mix::shares(int64_t step) const {
     weights.push_back(weight);
     all += weight;
   }
-  // As they are, an epoch of the mix has exactly what is wanted.
+  // As they are, they are in the ratio of what is wanted without rounding.
   if (epochs && all <= static_cast<double>(kShares)) return {weights.begin(), weights.end()};
   return shares_of(weights);
 }
