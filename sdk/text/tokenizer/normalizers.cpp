@@ -133,6 +133,13 @@ class ReplaceNormalizer final : public Normalizer {
   }
 
   void heed(CutPlaces& places) const override {
+    // Signs that neither stand at a cut nor become white space.
+    if (literal_ &&
+        all_of(
+            source_,
+            [](int32_t code) { return !is_space(code) && !is_letter(code) && !is_number(code); }) &&
+        all_of(content_, [](int32_t code) { return !is_space(code); }))
+      return;
     static constexpr std::string_view kRuns[] = {" {2,}", " +", R"(\s+)"};
     const bool space = literal_ && source_ == " ";
     const bool run =
@@ -150,6 +157,13 @@ class ReplaceNormalizer final : public Normalizer {
   }
 
  private:
+  // Of a text that is not empty.
+  template <class Is>
+  static bool all_of(std::string_view text, const Is& is) {
+    for (size_t at = 0; at < text.size(); at += character_at(text, at).bytes)
+      if (!is(character_at(text, at).code)) return false;
+    return !text.empty();
+  }
   // What is put there stands for the last character of what it replaces; where that is nothing, for
   // the one before.
   static ByteRange place(const Aligned& text, Matches::Range found) {
