@@ -5,7 +5,6 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <chrono>
-#include <cstdio>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -20,6 +19,7 @@
 #include "sdk/base/files/utf8.h"
 #include "sdk/base/terminal/progress.h"
 #include "sdk/base/terminal/report.h"
+#include "sdk/base/words.h"
 #include "sdk/text/tokenizer/added_tokens.h"
 #include "sdk/text/trainer/trained_files.h"
 
@@ -195,8 +195,7 @@ void tell(Call& call, const Made& made) {
                 " bytes of the text are none of the bytes that --limit-alphabet leaves, and vanish "
                 "when it is encoded");
   if (call.json) return tell_json(call, made);
-  char ratio[32];
-  std::snprintf(ratio, sizeof ratio, "%.2f", made.bytes_per_token());
+  const std::string ratio = text::format("%.2f", made.bytes_per_token());
   const std::string folder = report::printable(made.out.string());
   call.out.write(report::table(
       call.out_style,

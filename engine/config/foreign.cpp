@@ -371,7 +371,6 @@ constexpr Row kRows[] = {
     {"validation_dataset.answer_only_loss_mask", "validation_dataset.jsonl.train_on",
      "\"assistant\" for true, \"all\" for false", Carry::special},
     {"validation_dataset.truncation", "validation_dataset.jsonl.truncate", "right, left or drop"},
-    {"validation_dataset.tokenizer", "validation_dataset.jsonl.tokenizer", kTokenizer},
     {"validation_dataset.tokenizer.pretrained_model_name_or_path",
      "validation_dataset.jsonl.tokenizer", kTokenizer, Carry::special},
     {"validation_dataset.column_mapping", "validation_dataset.jsonl.format",

@@ -512,10 +512,10 @@ std::vector<int64_t> read_by_run(const plan::Job& job, const Mix& mix) {
 }
 
 std::vector<std::string> tell_mix(const plan::Job& job) {
+  if (config::named_sources(job.config, "dataset").empty()) return {};
   const DatasetConfig config =
       dataset_config(job, "dataset", /*vocab_size=*/0,
                      static_cast<uint64_t>(job.config.table("run").get_int("seed")));
-  if (config.sources.empty()) return {};
   std::string why = "a plugin prepares some";
   if (std::ranges::none_of(config.sources, [](const auto& one) { return one.plugin.has_value(); }))
     try {

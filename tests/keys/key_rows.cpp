@@ -15,6 +15,8 @@ const Names kHalf = {"model.torch_dtype=bfloat16"};
 const Names kValidates = {"validation_dataset.kind=mock", "validation_dataset.seq_len=8",
                           "validation_dataset.every_steps=2", "validation_dataset.num_batches=1"};
 const Names kText = {"dataset.kind=text", "dataset.path=" MESHWRIGHT_SOURCE_DIR "/LICENSE"};
+const Names kChatTiny = {"model.config=" MESHWRIGHT_SOURCE_DIR
+                         "/configs/models/chat-tiny/config.json"};
 const Names kTokens = {
     "dataset.kind=tokens", "dataset.path=" MESHWRIGHT_SOURCE_DIR "/tests/data/parity/train.bin",
     "dataset.dtype=uint16",
@@ -177,6 +179,10 @@ const std::vector<Row>& rows() {
       Row("dataset.kind", "text", trained, {kText[1]}),
       Row("dataset.path", MESHWRIGHT_SOURCE_DIR "/README.md", trained, kText),
       Row("dataset.path", "x", told),
+      Row("dataset.tokenizer", MESHWRIGHT_SOURCE_DIR "/configs/models/chat-tiny", trained,
+          both(kText, kChatTiny)),
+      Row("dataset.tokenizer", "nowhere", refused, kText),
+      Row("dataset.tokenizer", "bytes", told),
       Row("dataset.dtype", "uint32", trained, kTokens),
       Row("dataset.dtype", "uint16", told),
       Row("dataset.seq_len", "16", plan),
@@ -211,6 +217,10 @@ const std::vector<Row>& rows() {
           R"([{name = "a", kind = "text", path = ")" MESHWRIGHT_SOURCE_DIR R"(/README.md"}])",
           trained),
       Row("dataset.mix.plugin", R"([{name = "a", plugin = "nobody_has_it"}])", refused),
+      Row("dataset.mix.tokenizer",
+          R"([{name = "a", kind = "text", tokenizer = ")" MESHWRIGHT_SOURCE_DIR
+          R"(/configs/models/chat-tiny", path = ")" MESHWRIGHT_SOURCE_DIR R"(/LICENSE"}])",
+          trained, kChatTiny),
       Row("dataset.mix.dtype",
           R"([{name = "a", kind = "tokens", dtype = "uint32", path = ")" MESHWRIGHT_SOURCE_DIR
           R"(/tests/data/parity/train.bin"}])",
@@ -231,6 +241,10 @@ const std::vector<Row>& rows() {
           trained, kValidates),
       Row("validation_dataset.set.plugin", R"([{name = "a", plugin = "nobody_has_it"}])", refused,
           kValidates),
+      Row("validation_dataset.set.tokenizer",
+          R"([{name = "a", kind = "text", tokenizer = ")" MESHWRIGHT_SOURCE_DIR
+          R"(/configs/models/chat-tiny", path = ")" MESHWRIGHT_SOURCE_DIR R"(/LICENSE"}])",
+          trained, both(kValidates, kChatTiny)),
       Row("validation_dataset.set.dtype",
           R"([{name = "a", kind = "tokens", dtype = "uint32", path = ")" MESHWRIGHT_SOURCE_DIR
           R"(/tests/data/parity/train.bin"}])",
@@ -247,6 +261,12 @@ const std::vector<Row>& rows() {
       Row("validation_dataset.path", "LICENSE", trained,
           {"validation_dataset.seq_len=8", "validation_dataset.kind=text",
            "validation_dataset.path=README.md", "validation_dataset.num_batches=1"}),
+      Row("validation_dataset.tokenizer", MESHWRIGHT_SOURCE_DIR "/configs/models/chat-tiny",
+          trained,
+          {kChatTiny[0], "validation_dataset.seq_len=8", "validation_dataset.kind=text",
+           "validation_dataset.path=" MESHWRIGHT_SOURCE_DIR "/README.md",
+           "validation_dataset.num_batches=1"}),
+      Row("validation_dataset.tokenizer", "bytes", told, kValidates),
       Row("validation_dataset.dtype", "uint16", told, kValidates),
       Row("validation_dataset.seq_len", "16", trained, kValidates),
       Row("validation_dataset.packing", "true", trained,

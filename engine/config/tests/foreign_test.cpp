@@ -113,7 +113,8 @@ TEST_CASE("what is said to have no counterpart has none among the keys") {
 constexpr const char* kLookedAt = R"(
 checkpoint.export dataset.dtype dataset.tokenizer dataset.jsonl.cache dataset.jsonl.chat_template
 dataset.jsonl.format dataset.jsonl.packing dataset.jsonl.special_tokens_in_content
-dataset.jsonl.tokenizer dataset.jsonl.train_on dataset.seq_len dataset.shuffle dataset.workers
+dataset.jsonl.tokenizer dataset.jsonl.train_on dataset.mix.dtype dataset.mix.epochs
+dataset.mix.name dataset.mix.packing dataset.mix.tokenizer dataset.seq_len dataset.shuffle dataset.workers
 dist_env.backend distributed.activation_checkpointing distributed.activation_checkpointing_scope
 distributed.context.load_balancer distributed.enable_async_tensor_parallel
 distributed.fsdp2.backend distributed.fsdp2.enable_fsdp2_prefetch
@@ -135,7 +136,8 @@ validation_dataset.jsonl.format validation_dataset.jsonl.packing
 validation_dataset.jsonl.special_tokens_in_content validation_dataset.jsonl.tokenizer
 validation_dataset.jsonl.train_on validation_dataset.jsonl.truncate validation_dataset.packing
 validation_dataset.seq_len validation_dataset.shuffle validation_dataset.tokenizer
-validation_dataset.workers
+validation_dataset.set.dtype validation_dataset.set.name validation_dataset.set.packing
+validation_dataset.set.tokenizer validation_dataset.workers
 )";
 
 // What a name is about: its last part, without the words that stand in every other name.

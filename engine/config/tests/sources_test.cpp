@@ -99,7 +99,7 @@ TEST_CASE("sources: what is wrong is refused with its key and its line") {
            {a + "plugin = \"jsonl\"\nkind = \"text\"\n", "E0208", "dataset.mix.kind",
             "leave out kind", 5},
            {a + "packing = true\n", "E0206", "dataset.mix.document_end", "add document_end", 2},
-           {a + "wait = 1\n", "E0202", "dataset.mix.wait", "did you mean dataset.mix.weight?", 4},
+           {a + "weigth = 1\n", "E0202", "dataset.mix.weigth", "did you mean dataset.mix.weight?", 4},
            {a + "schedule = { 5 = 2 }\n" + "[step_scheduler]\nepochs = 2\n", "E0208",
             "step_scheduler.epochs", "max_steps", 6},
            {"[[validation_dataset.set]]\nname = \"v\"\n", "E0206", "validation_dataset.set.path",
