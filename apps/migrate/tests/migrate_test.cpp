@@ -278,7 +278,7 @@ TEST_CASE("adapters stay adapters, and rows of chats rows of chats") {
                       {"validation_dataset.path", "\"/data/rows.jsonl\"", false},
                       {"validation_dataset.jsonl.format", "\"prompt_completion\"", true},
                       {"validation_dataset.jsonl.fields",
-                       "{completion = \"text\", prompt = \"prompt\"}", false},
+                       "{\"completion\" = \"text\", \"prompt\" = \"prompt\"}", false},
                       {"validation_dataset.every_steps", "2", true}});
   CHECK(find(done.missing, "validation_dataset.num_batches") != nullptr);
   CHECK(find(done.left, "loss_fn._target_") == nullptr);  // the loss is the same
