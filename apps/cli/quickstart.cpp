@@ -96,7 +96,8 @@ std::string read_text(Call& call, const std::string& place) try {
   throw;
 }
 
-constexpr const char* kElsewhere = "start it in a folder that you may write to, on a disk with room";
+constexpr const char* kElsewhere =
+    "start it in a folder that you may write to, on a disk with room";
 
 // Empty, and nobody else's: another quickstart that starts here at the same time takes the next
 // name.
@@ -132,8 +133,7 @@ fs::path write_job(const std::string& text, int64_t nproc, int64_t steps) {
   } catch (Error& error) {
     base::remove_tree(beside);
     base::remove_tree(folder);
-    if (error.code() == ErrorCode::output_unwritable)
-      error.help(kElsewhere);
+    if (error.code() == ErrorCode::output_unwritable) error.help(kElsewhere);
     throw;
   }
   return folder;

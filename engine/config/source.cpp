@@ -437,10 +437,9 @@ std::vector<const Value*> tables_of(const Value& table, std::string_view name) {
 }
 
 bool reads_text(const Value& data, const Value* whole) {
-  const std::string own = text_at(&data, "kind"),
-                    kind = own.empty() ? text_at(whole, "kind") : own;
-  const bool plugin = !text_at(&data, "plugin").empty() ||
-                      (own.empty() && !text_at(whole, "plugin").empty());
+  const std::string own = text_at(&data, "kind"), kind = own.empty() ? text_at(whole, "kind") : own;
+  const bool plugin =
+      !text_at(&data, "plugin").empty() || (own.empty() && !text_at(whole, "plugin").empty());
   return !plugin && (kind.empty() || kind == "text");
 }
 
@@ -454,9 +453,8 @@ std::string Source::tokenizer(const char* table) const {
   if (whole == nullptr || std::string_view(table) == "model") return {};
   const std::string list = sources_of(table).substr(std::string_view(table).size() + 1);
   const bool reads = (!text_at(whole, "path").empty() && reads_text(*whole)) ||
-                     std::ranges::any_of(tables_of(*whole, list), [&](const Value* one) {
-                       return reads_text(*one, whole);
-                     });
+                     std::ranges::any_of(tables_of(*whole, list),
+                                         [&](const Value* one) { return reads_text(*one, whole); });
   if (!reads) return {};
   std::string named = text_at(whole, "tokenizer");
   if (named.empty()) named = text_at(descend(impl_->root, {"dataset"}), "tokenizer");

@@ -225,7 +225,8 @@ void take_tokenizers(const config::Source& source, config::Config& config,
                     ".text.attention = \"document\""));
     // A folder of adapters names its model only now.
     if (folder.empty() && has_one && config::reads_bytes(config, table) &&
-        config::names_data(config, table) &&        !data.is_set("tokenizer") && !config.table("dataset").is_set("tokenizer"))
+        config::names_data(config, table) && !data.is_set("tokenizer") &&
+        !config.table("dataset").is_set("tokenizer"))
       diagnostics.add(
           Error(ErrorCode::bad_dataset, table + ".kind = \"text\" feeds bytes, but " + pretrained +
                                             " has a tokenizer, whose ids its model knows")
@@ -465,8 +466,8 @@ DatasetConfig source_config(const plan::Job& job, const std::string& table,
   DatasetConfig out =
       dataset_config(source.options, vocab_size, base::mix64(seed ^ base::fnv1a(source.name)));
   if (const std::string plugin = config::component_of(source.options); !plugin.empty())
-    add_plugin(job, table, job.registry->find_dataset(plugin, table + ".plugin"),
-               source.options, out);
+    add_plugin(job, table, job.registry->find_dataset(plugin, table + ".plugin"), source.options,
+               out);
   out.table = config::sources_of(table);
   out.name = source.name;
   out.place = out.path.empty() ? source.place : source.options.origin("path");

@@ -327,7 +327,8 @@ PackedSource::PackedSource(std::shared_ptr<const TokenStore> store, SampleSettin
     else if (settings_.truncate == Truncate::split)
       error.help("name more data: a document of one token predicts nothing");
     else if (counts_.of_weight_0 > 0 && counts_.without_targets == 0)
-      error.help("give rows a weight above 0, or leave " + settings_.options + ".fields.weight out");
+      error.help("give rows a weight above 0, or leave " + settings_.options +
+                 ".fields.weight out");
     else if (error.helps().empty())
       error.help(
           "what is learnt are messages whose role is \"assistant\", with a content and without "

@@ -18,8 +18,8 @@
 namespace meshwright::base {
 
 // give() and take() are for one thread, which says by under_way() how many pieces there are at
-// most. `work` is called by several threads at once, for a piece each, with the thread's number, from
-// 0 on. All inline.
+// most. `work` is called by several threads at once, for a piece each, with the thread's number,
+// from 0 on. All inline.
 template <class Piece>
 class InOrder {
  public:

@@ -105,7 +105,8 @@ TEST_CASE(
       // The tokenizer beside the model is the text's.
       {"dataset.kind=text --set dataset.path=README.md" + of_model, 7, "E0706", "tokenizer.json"},
       {of_rows + " --set dataset.tokenizer=configs/models/chat-tiny", 7, "E0701",
-       "chats.jsonl:1: the row has no string \"text\"", "set dataset.plugin = \"jsonl\"", "help: "}};
+       "chats.jsonl:1: the row has no string \"text\"", "set dataset.plugin = \"jsonl\"",
+       "help: "}};
   for (const std::string& verb :
        {std::string("validate "), "train --nproc 2 --set run.dir=" + folder.path.string() + " "})
     check_said(verb + kJob + "--set ", rows);

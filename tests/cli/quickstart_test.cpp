@@ -63,7 +63,8 @@ TEST_CASE("quickstart reads a folder of texts, and leaves what is there alone") 
 
 TEST_CASE("two quickstarts that start at once take a folder each") {
   const Folder folder;
-  const std::string one = "'" MESHWRIGHT_BUILD_DIR "/bin/meshwright' quickstart --steps 10 --nproc 1";
+  const std::string one =
+      "'" MESHWRIGHT_BUILD_DIR "/bin/meshwright' quickstart --steps 10 --nproc 1";
   const Ran ran = shell("cd " + quoted(folder.path) + " && export OMP_NUM_THREADS=1 && (" + one +
                         " & first=$!; " + one + " && wait $first) 2>&1 </dev/null");
   INFO(ran.out);

@@ -183,7 +183,8 @@ TEST_CASE(
       with_flags(option("path", MESHWRIGHT_STRING, nullptr, ""), MESHWRIGHT_OPTIONAL),
       with_flags(option("plugin", MESHWRIGHT_STRING, nullptr, ""), MESHWRIGHT_OPTIONAL),
       choice_option("dtype", "\"auto\"", "auto|uint16|uint32", ""),
-      bool_option("packing", false, ""), bool_option("shuffle", true, ""),
+      bool_option("packing", false, ""),
+      bool_option("shuffle", true, ""),
       with_flags(int_option("document_end", nullptr, 0, ""), MESHWRIGHT_OPTIONAL),
       int_option("seq_len", "512", 1, "")};
   for (auto [kind, example] : std::vector<std::pair<std::string, std::string>>{

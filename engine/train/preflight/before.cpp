@@ -213,7 +213,7 @@ Verdict validate(const Reload& reload, plan::Job& job, std::optional<int64_t> gi
                                    : smallest_world(sizes);
   Verdict out;
   if (known) out.world = world;
-  count_samples(job);           // what is wrong with the data is said below
+  count_samples(job);  // what is wrong with the data is said below
   for (const std::string& line : data::tell_mix(job)) out.said.notice("dataset.mix " + line);
   out.strategy = job.strategy;  // or the one that it hands the job on to
   try {

@@ -100,11 +100,10 @@ WalkCounts walk_files(const std::vector<std::string>& files, const WalkOptions& 
   WalkCounts counts;
   Reader reader(options);
   const size_t most = 2 * static_cast<size_t>(options.threads) + 2;
-  base::InOrder<Piece> crew(static_cast<size_t>(options.threads),
-                            [&](Piece& piece, size_t thread) {
-                              piece.work = begin(thread);
-                              reader.read(piece);
-                            });
+  base::InOrder<Piece> crew(static_cast<size_t>(options.threads), [&](Piece& piece, size_t thread) {
+    piece.work = begin(thread);
+    reader.read(piece);
+  });
   auto take_one = [&] {
     std::unique_ptr<Piece> piece = crew.take();
     auto bytes = static_cast<int64_t>(piece->end - piece->begin);
