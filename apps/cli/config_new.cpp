@@ -248,13 +248,6 @@ void about_learning(const Wanted& job, JobLines& out) {
                              : "a tenth of lr: the run may be prolonged"});
 }
 
-// Whether text is read with a tokenizer.
-bool has_text_tokenizer() {
-  for (const OptionSchema& schema : config::all_schemas({}))
-    if (schema.table == "dataset") return schema.find("tokenizer") != nullptr;
-  return false;
-}
-
 void about_data(const Wanted& job, JobLines& out) {
   const int64_t wanted = job.machine.device ? 2048 : 256;
   const int64_t most = job.model && job.model->positions > 1 ? job.model->positions : wanted;
@@ -265,15 +258,9 @@ void about_data(const Wanted& job, JobLines& out) {
     out.push_back({"dataset", "plugin", "\"jsonl\"",
                    "rows of messages, of prompt and completion, or of text"});
   const std::string kind = job.data ? job.data->kind : "text";
-  const bool tokenizes = kind == "text" && has_text_tokenizer(),
-             brings = job.model && job.model->tokenizer;
-  if (!rows)
-    out.push_back({"dataset", "kind", "\"" + kind + "\"",
-                   kind != "text" || tokenizes
-                       ? ""
-                       : "the bytes of the files; for tokens: meshwright tokenize FILES "
-                         "--tokenizer FOLDER --out X.bin, and kind = \"tokens\""});
-  if (!rows && tokenizes)
+  const bool brings = job.model && job.model->tokenizer;
+  if (!rows) out.push_back({"dataset", "kind", "\"" + kind + "\""});
+  if (!rows && kind == "text")
     out.push_back({"dataset", "tokenizer",
                    brings ? quoted_toml(folder_of(*job.model)) : "\"bytes\"",
                    "a folder with tokenizer.json, or \"bytes\""});
@@ -355,8 +342,7 @@ Wanted wanted_of(const Call& call) {
               "'data/*.jsonl'");
   }
   if (out.tunes() && out.data && *out.data->kind != '\0')
-    throw Error(ErrorCode::usage,
-                out.data->path + " holds no rows of JSON JobLines to fine-tune on")
+    throw Error(ErrorCode::usage, out.data->path + " holds no rows of JSON Lines to fine-tune on")
         .help("rows are files that end in .jsonl: messages, or prompt and completion")
         .help("meshwright config new --pretrain " + call.positionals.back() +
               " trains on text and tokens");
@@ -422,7 +408,7 @@ config new [FOLDER] [DATA]
 Write a job to begin with, for a purpose, a model and data
 
 FOLDER is a Hugging Face folder, or the config.json of one; DATA is a file, a folder or a pattern:
-rows of JSON JobLines, text, or tokens. Each is known by what it is, so that either may be left out;
+rows of JSON Lines, text, or tokens. Each is known by what it is, so that either may be left out;
 what is missing is marked in the file. Settings are those that people use for the purpose, each with
 why, and sizes are for this machine. Nothing is overwritten.
   meshwright config new --lora models/Llama-3.2-1B chats.jsonl

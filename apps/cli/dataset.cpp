@@ -524,10 +524,8 @@ void tell(Call& call, const Made& made) {
   call.out.write(out + ": " + report::human_count(counts.tokens) + " tokens (" + made.dtype +
                  ") of " + report::counted(counts.documents, "document", "documents") + " in " +
                  report::counted(made.files, "file", "files") + ", " +
-                 report::human_bytes(counts.bytes) + " in " +
-                 (made.seconds < 1 ? text::format("%.0f ms", std::max(1.0, 1000 * made.seconds))
-                                   : report::human_duration(made.seconds)) +
-                 ", " + report::human_bytes(rate) + "/s\n" +
+                 report::human_bytes(counts.bytes) + " in " + time_taken(made.seconds) + ", " +
+                 report::human_bytes(rate) + "/s\n" +
                  "set dataset.kind = \"tokens\" and dataset.path = \"" + out +
                  "\" to train on them; the model's vocab_size has to be at least " +
                  std::to_string(made.vocabulary) + "\n");

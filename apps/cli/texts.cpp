@@ -6,6 +6,8 @@
 
 #include "engine/data/token_files.h"
 #include "meshwright/error.h"
+#include "sdk/base/terminal/progress.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::cli {
 
@@ -64,6 +66,11 @@ TextOptions text_options(const Call& call) {
       call.number("threads", 1).value_or(std::max<int64_t>(std::thread::hardware_concurrency(), 1)),
       1024));
   return out;
+}
+
+std::string time_taken(double seconds) {
+  return seconds < 1 ? text::format("%.0f ms", std::max(1.0, 1000 * seconds))
+                     : report::human_duration(seconds);
 }
 
 }  // namespace meshwright::cli

@@ -24,4 +24,7 @@ struct TextOptions {
 };
 TextOptions text_options(const Call& call);
 
+// "12 ms", and from a second on as a duration.
+std::string time_taken(double seconds);
+
 }  // namespace meshwright::cli

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "apps/cli/common.h"
+#include "apps/cli/job_file.h"
 #include "apps/cli/texts.h"
 #include "apps/cli/verb.h"
 #include "meshwright/error.h"
@@ -208,16 +209,14 @@ void tell(Call& call, const Made& made) {
                     count(made.text.words.words()) + " words, of which " +
                     count(made.text.words.size()) + " differ"},
        {"as tokens", count(made.trained.text_tokens) + ", " + ratio + " bytes each"},
-       {"time", report::human_duration(made.seconds)}}));
-  call.out.write("\nthe model's config.json, best in the same folder, says vocab_size = " +
-                 std::to_string(tokens) + " and eos_token_id = " +
-                 std::to_string(made.id_of(*made.roles.eos)) + "\n  meshwright tokenize " +
-                 shell_word(call.positional(0)) + (call.positionals.size() > 1 ? " ..." : "") +
-                 " --tokenizer " + shell_word(made.out.string()) +
-                 " --out train.bin --document-end eos\nmakes what dataset.kind = \"tokens\" and "
-                 "dataset.path = \"train.bin\" read; of rows of chats, dataset.jsonl.tokenizer = "
-                 "\"" +
-                 folder + "\" reads the text\n");
+       {"time", time_taken(made.seconds)}}));
+  call.out.write("\nThe model's config.json, best in the same folder, says vocab_size = " +
+                 std::to_string(tokens) +
+                 " and eos_token_id = " + std::to_string(made.id_of(*made.roles.eos)) +
+                 ". A job that learns text with it:\n  [dataset]\n  kind = \"text\"\n  path = " +
+                 quoted_toml(call.positional(0)) +
+                 "\n  tokenizer = " + quoted_toml(made.out.string()) +
+                 "\nFor rows of chats it is dataset.jsonl.tokenizer.\n");
 }
 
 // Both files appear whole, the one that is looked for last.

@@ -28,11 +28,10 @@ std::vector<std::string> tell_texts(const TokenStore& store, const StreamSetting
   const StoreCounts& met = store.origin().counts;
   const auto tokens = static_cast<int64_t>(store.tokens());
   std::vector<std::string> out;
-  out.push_back(
-      text::counted(met.rows, "document") + ", " + text::counted(tokens, "token") +
-      text::format(", %.0f each", static_cast<double>(tokens) / static_cast<double>(met.rows)) +
-      "; tokens " + store.origin().key +
-      (settings.place.empty() ? ", in memory" : " in " + settings.place));
+  out.push_back(text::counted(met.rows, "document") + ", " + text::counted(tokens, "token") +
+                (met.rows > 1 ? ", " + text::grouped(tokens / met.rows) + " each" : "") +
+                "; tokens " + store.origin().key +
+                (settings.place.empty() ? ", in memory" : " in " + settings.place));
   if (!settings.left_out.empty())
     out.push_back(text::counted(std::ssize(settings.left_out), "hidden file") + " left out: " +
                   settings.left_out.front() + (settings.left_out.size() > 1 ? ", ..." : ""));

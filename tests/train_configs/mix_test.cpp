@@ -112,6 +112,7 @@ TEST_CASE("mix: other weights and a source more are told, and what was read stay
       train(kJob + changed + "--nproc 2 --set checkpoint.every_steps=2" + from, "mix_changed");
   INFO(run.out);
   REQUIRE(run.status == 0);
+  CHECK(run.out.find("\"none\"") == std::string::npos);  // what nobody set is not shown
   CHECK(run.out.find("[[dataset.mix]] goes on by other weights: story 50% (was 75%, ") !=
         std::string::npos);
   CHECK(run.out.find("more 25% (was 0%, 0 samples read)") != std::string::npos);

@@ -36,6 +36,21 @@ Error with_ways(Error error, const checkpoint::Checkpoint& from) {
 
 std::string value_text(const std::string& json) { return json.empty() ? "not set" : json; }
 
+// Of a list of tables without what its tables leave unset.
+std::string short_value(std::string value) {
+  if (!value.starts_with("[{")) return value_text(value);
+  constexpr std::string_view kNone = " = \"none\"";
+  for (size_t end; (end = value.find(kNone)) != std::string::npos;) {
+    const size_t begin = value.find_last_of("{,", end) + 1;
+    end += kNone.size();
+    if (value[begin - 1] == ',')
+      value.erase(begin - 1, end - begin + 1);
+    else
+      value.erase(begin, std::min(value.find_first_not_of(", ", end), value.size()) - begin);
+  }
+  return value;
+}
+
 void check_config(checkpoint::Checkpoint& from, const plan::Job& job, const plan::JobModel& model,
                   const std::string& config_text) {
   const std::string file = "config.json", before = from.read_file(file);
@@ -198,8 +213,8 @@ bool begins_from_the_same(checkpoint::Checkpoint& from, const plan::Job& job) {
 std::string changes_text(const std::vector<config::Difference>& changes) {
   std::vector<std::string> out;
   for (const config::Difference& one : changes)
-    out.push_back(one.key + " = " + value_text(one.values[1]) + " (was " +
-                  value_text(one.values[0]) + ")");
+    out.push_back(one.key + " = " + short_value(one.values[1]) + " (was " +
+                  short_value(one.values[0]) + ")");
   return text::first_few(out, 8);
 }
 
