@@ -95,7 +95,8 @@ bool is_rows(const fs::path& file) {
          file.extension() == ".json";
 }
 
-GivenData data_at(const fs::path& place) {
+// `tunes`: rows of chats are wanted; else texts, of which rows may be some.
+GivenData data_at(const fs::path& place, bool tunes) {
   auto kind_of = [](const fs::path& file) {
     std::error_code failed;
     if (is_rows(file)) return "";
@@ -104,12 +105,14 @@ GivenData data_at(const fs::path& place) {
   };
   std::error_code failed;
   if (!fs::is_directory(place, failed)) return {place.string(), kind_of(place)};
-  bool rows = false, tokens = false;
+  bool rows = false, tokens = false, others = false;
   for (const fs::directory_entry& entry : fs::directory_iterator(place, failed)) {
     rows = rows || entry.path().extension() == ".jsonl";
     tokens = tokens || entry.path().extension() == ".bin";
+    others = others || (entry.path().extension() != ".jsonl" &&
+                        !entry.path().filename().native().starts_with('.'));
   }
-  if (rows) return {(place / "*.jsonl").string(), ""};
+  if (rows && (tunes || !others)) return {(place / "*.jsonl").string(), ""};
   if (tokens) return {(place / "*.bin").string(), "tokens"};
   return {place.string(), "text"};
 }
@@ -333,7 +336,7 @@ Wanted wanted_of(const Call& call) {
               "name a folder with config.json, or data: files or a folder; without one the file "
               "says what is still to be filled in");
     else if (!out.data)
-      out.data = data_at(place);
+      out.data = data_at(place, out.tunes());
     else
       throw Error(ErrorCode::usage,
                   place + " is no model, and there are data already: " + out.data->path)

@@ -258,7 +258,11 @@ int run_show_dataset(Call& call) {
 // How far a step goes into [dataset], also as numbers of `one`. Empty for tokens without an end.
 std::string tell_steps(const plan::Job& job, const data::DatasetConfig& config, int64_t samples,
                        std::optional<int64_t> documents, json::object& one) {
-  if (!config.plugin && config.kind == "mock") return {};
+  if (!config.plugin && config.sources.empty() && config.kind == "mock") return {};
+  // Of weights that change a mix has no end.
+  if (std::ranges::any_of(config.sources,
+                          [](const auto& one) { return !one.share.schedule.empty(); }))
+    return {};
   const int64_t batch = job.config.table("step_scheduler").get_int("global_batch_size");
   one["samples_a_step"] = batch;
   one["steps_an_epoch"] = static_cast<double>(samples) / static_cast<double>(batch);

@@ -88,9 +88,10 @@ void about_rows(Migrator& m, const Value& rows, const Leaf& from) {
       else if (text == "completion" || text == "pretrain")
         m.set(own + "format", Value("text"), from, "what rows of that type hold");
       else
-        m.left(part,
-               "rows here have messages, prompt and completion, or text: write those of this "
-               "type so");
+        m.left(
+            part,
+            "here the columns of the rows say it: Alpaca's, questions with answers and ShareGPT's "
+            "are known, others are named in dataset.jsonl.fields");
     } else if (is("field_messages")) {
       if (text != "messages" && text != "conversations" &&
           !m.set_fields("dataset", {{"messages", entry.value.text}}, from))
@@ -138,8 +139,9 @@ bool rows_of_list(Migrator& m, const char* table, Leaf& list) {
   const std::vector<Value> all = items_of(list.value);
   if (all.size() != 1) {
     m.set(std::string(table) + ".plugin", Value("jsonl"), list, "rows of JSON Lines");
-    m.left(list, std::string("see ") + table +
-                     ".path: one file, folder or pattern; there it mixes " +
+    m.left(list, std::string(table) +
+                     ".path names one file, folder or pattern; several are [[dataset.mix]] here, "
+                     "and there are " +
                      std::to_string(all.size()));
     return false;
   }

@@ -76,8 +76,10 @@ void trl_data(Migrator& m) {
                       files != nullptr && path->value.text == "json" ? files->value : path->value,
                       *several);
     else
-      m.left(*several, "see dataset.path: one file, folder or pattern; there it mixes " +
-                           std::to_string(all.size()));
+      m.left(*several,
+             "dataset.path names one file, folder or pattern; several are [[dataset.mix]] here, "
+             "and there are " +
+                 std::to_string(all.size()));
     if (is_said(name)) m.left(*name, "datasets comes before it there");
   } else if (is_said(name)) {
     local = rows_of(m, "dataset", name->value, *name);

@@ -435,6 +435,8 @@ MixRecord read_mix(Reader reader, int64_t samples) {
                        one.number("read")};
     if (source.share > kMostShares || source.read > samples)
       one.fail("has a share or a count that cannot be");
+    if (std::ranges::find(mix.sources, source.name, &MixedSource::name) != mix.sources.end())
+      one.fail("has a name that another source has");
     one.end();
     shares += source.share;
     read += source.read;

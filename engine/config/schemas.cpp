@@ -291,6 +291,10 @@ const std::vector<meshwright_option>& inherited_options() {
       if (std::ranges::find(kOfAll, one.name) != std::end(kOfAll)) continue;
       one.default_value = nullptr;
       one.flags |= MESHWRIGHT_OPTIONAL;
+      if (one.name == std::string_view("plugin"))
+        one.doc =
+            "A data set that a plugin brings, in place of kind; its options are those of the table "
+            "of its name below [dataset] or [validation_dataset].";
       out.push_back(one);
     }
     return out;

@@ -15,6 +15,8 @@ namespace meshwright::config {
 
 namespace {
 
+constexpr double kMostWeight = 1e12;
+
 Error wrong(const Options& source, const std::string& key, ErrorCode code,
             const std::string& message) {
   const std::string& table = source.schema().table;
@@ -36,10 +38,10 @@ std::vector<std::pair<int64_t, double>> schedule_of(const Options& source) {
                   "schedule has " + meshwright::to_toml(step) + " in place of a step from 1 on")
           .help("set weight to what it weighs from the beginning on")
           .help("set schedule = { 1000 = " + meshwright::to_toml(now.value_or(1)) + " }");
-    if (!now || !std::isfinite(*now) || *now < 0)
+    if (!now || !(*now >= 0 && *now <= kMostWeight))
       throw wrong(source, "schedule", ErrorCode::out_of_range,
                   "schedule has the weight " + meshwright::to_toml(weight) + " from step " + step +
-                      " on, which is no number of at least 0")
+                      " on, which is no number from 0 to 1e12")
           .help("set schedule = { " + step + " = 0.5 }");
     if (!out.emplace(*from, *now).second)
       throw wrong(source, "schedule", ErrorCode::conflict,
@@ -57,7 +59,10 @@ Options effective(const Options& table, const Options& source) {
   out.set("path", OptionValue(), source.origin("name"));
   for (const meshwright_option* option : table.schema().options) {
     if (source.schema().find(option->name) == nullptr || !source.is_given(option->name)) continue;
-    if (source.is_set(option->name) || (option->flags & MESHWRIGHT_OPTIONAL) != 0)
+    // No tokenizer of its own is none said: as the table has it.
+    const bool unset =
+        (option->flags & MESHWRIGHT_OPTIONAL) != 0 && std::string_view(option->name) != "tokenizer";
+    if (source.is_set(option->name) || unset)
       out.set(option->name, source.value(option->name), source.origin(option->name));
   }
   return out;
@@ -213,6 +218,11 @@ class Checks {
     for (size_t i = 0; i < read.size(); ++i) {
       const NamedSource& one = read[i];
       const Options& source = sources_[i];
+      for (const char* key : {"weight", "epochs"})
+        if (source.is_set(key) && source.get_number(key) > kMostWeight)
+          refuse(wrong(source, key, ErrorCode::out_of_range,
+                       std::string(key) + " is above 1e12, which leaves nothing to the others")
+                     .help(std::string("set ") + key + " = 1"));
       if (one.weight && one.epochs)
         refuse(wrong(source, "epochs", ErrorCode::conflict,
                      "weight and epochs are both set: one of them says how much is read of it")

@@ -98,8 +98,34 @@ void Dataset::read(int64_t sample, const SampleView& out) const {
   }
 }
 
+namespace {
+
+std::string with_other(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+  return text;
+}
+
+// The same error in which keys that begin so begin otherwise.
+Error renamed(const Error& error, const std::string& from, const std::string& to) {
+  Error out(error.code(), with_other(error.message(), from, to));
+  const std::vector<std::string> keys = error.keys();
+  for (size_t i = 0; i < keys.size(); ++i)
+    i == 0 ? out.key(with_other(keys[i], from, to)) : out.about(with_other(keys[i], from, to));
+  out.at(error.origin());
+  for (const std::string& help : error.helps()) out.help(with_other(help, from, to));
+  for (const std::string& note : error.notes()) out.note(note);
+  return out;
+}
+
+}  // namespace
+
 Error named(Error error, const DatasetConfig& config) {
   if (config.name.empty()) return error;
+  if (config.plugin) {  // whose options stand in the table, for all its sources
+    const std::string& table = config.plugin->options.schema().table;
+    error = renamed(error, config.table + table.substr(table.rfind('.')) + ".", table + ".");
+  }
   if (error.origin().source == Origin::Source::builtin) error.at(config.place);
   return error.note("of [[" + config.table + "]] " + to_toml(config.name));
 }

@@ -520,11 +520,31 @@ std::vector<std::string> list_files(const DatasetConfig& config) {
   return base::list_files(config.path, config.table + ".path", config.toml);
 }
 
+namespace {
+
+// Of bytes those that were packed would be learnt.
+void refuse_packed(const base::MappedFile& file, const DatasetConfig& config) {
+  const std::string_view begin(reinterpret_cast<const char*>(file.bytes().data()),
+                               std::min<size_t>(file.bytes().size(), 4));
+  const bool gzip = begin.starts_with("\x1F\x8B"), zstd = begin == "\x28\xB5\x2F\xFD";
+  if (!gzip && !zstd) return;
+  throw Error(ErrorCode::bad_dataset, file.path() + ": byte 0: it is packed by " +
+                                          (gzip ? "gzip" : "zstd") +
+                                          ", and bytes are read as they lie in the file")
+      .key(config.table + ".path")
+      .help(std::string("unpack it: ") + (gzip ? "gzip -dk '" : "zstd -dk '") + file.path() + "'")
+      .help("set " + config.table +
+            ".tokenizer to the folder of a tokenizer: its texts may be packed");
+}
+
+}  // namespace
+
 std::unique_ptr<Dataset> open_text(const DatasetConfig& config) {
   auto out = std::make_unique<TokenFiles>(config, TokenType::uint8);
   for (const std::string& path : list_files(config)) {
     base::MappedFile file(path, ErrorCode::bad_dataset);
     refuse_numpy(file, config);
+    refuse_packed(file, config);
     int64_t size = file.size();
     out->add(std::move(file), 0, size);
   }

@@ -205,6 +205,40 @@ bool find_components(const config::Source& source, Job& job,
   return found;
 }
 
+// Bytes are ids of any vocabulary: beside the ids of a tokenizer nothing would refuse them.
+void refuse_bytes_beside_tokens(const config::Config& config, Diagnostics& diagnostics) {
+  if (!diagnostics.errors().empty()) return;
+  struct Text {
+    std::string key, name;
+    Options options;
+  };
+  bool tokens = false;
+  std::vector<Text> bytes;
+  for (const std::string table : {"dataset", "validation_dataset"}) {
+    const std::vector<config::NamedSource> sources = config::named_sources(config, table);
+    auto look = [&](const std::string& key, const std::string& name, const Options& options) {
+      if (options.is_set("plugin") || options.get_string("kind") != "text") return;
+      if (!config::component_of(options).empty())
+        tokens = tokens || table == "dataset";
+      else if (!options.is_set("tokenizer"))
+        bytes.push_back({key + ".tokenizer", name, options});
+    };
+    if (sources.empty() && config.table(table).is_set("path"))
+      look(table, "[" + table + "]", config.table(table));
+    for (const config::NamedSource& one : sources)
+      look(config::sources_of(table), to_toml(one.name), one.options);
+  }
+  if (!tokens) return;
+  for (const Text& one : bytes)
+    diagnostics.add(Error(ErrorCode::bad_dataset,
+                          one.name + " is text without a tokenizer, whose bytes would be read, "
+                                     "beside text that a tokenizer reads")
+                        .key(one.key)
+                        .at(one.options.origin("path"))
+                        .help("set dataset.tokenizer to the folder of the tokenizer, for all texts")
+                        .help("set tokenizer = \"bytes\" there, if bytes are meant"));
+}
+
 // Writes down whose tokens texts become: a run that goes on is told where that has changed.
 void take_tokenizers(const config::Source& source, config::Config& config,
                      Diagnostics& diagnostics) {
@@ -235,6 +269,7 @@ void take_tokenizers(const config::Source& source, config::Config& config,
               .help("set " + table + ".tokenizer = " + to_toml(OptionValue(pretrained)))
               .help("set " + table + ".tokenizer = \"bytes\""));
   }
+  refuse_bytes_beside_tokens(config, diagnostics);
 }
 
 }  // namespace

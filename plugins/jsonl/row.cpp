@@ -507,8 +507,10 @@ Value parse_row(std::string_view text, const std::string& file, int64_t line, in
                      message.substr(static_cast<size_t>(rest - message.data())));
     // A line of an object that was written over several, or that was cut off.
     if (message.ends_with("incomplete JSON"))
-      placed.help("a row is an object on one line, and this one does not end there: jq -c . '" +
-                  file + "' > rows.jsonl writes each on a line");
+      placed.help(
+          "a row is an object on one line, and this one does not end there: jq -c 'if type == "
+          "\"array\" then .[] else . end' '" +
+          file + "' > rows.jsonl writes each on a line");
     if (message.ends_with("with nothing behind it")) placed.help("remove that comma");
     throw at_row(std::move(placed), where, place);
   }

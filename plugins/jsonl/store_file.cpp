@@ -48,7 +48,15 @@ class OpenFile {
   }
   // False: it has fewer bytes.
   bool read(void* bytes, size_t size, uint64_t at) const {
-    return ::pread(fd_, bytes, size, static_cast<off_t>(at)) == static_cast<ssize_t>(size);
+    for (char* to = static_cast<char*>(bytes); size > 0;) {
+      const ssize_t done = ::pread(fd_, to, size, static_cast<off_t>(at));
+      if (done == 0 || (done < 0 && errno != EINTR)) return false;
+      if (done < 0) continue;
+      to += done;
+      at += static_cast<uint64_t>(done);
+      size -= static_cast<size_t>(done);
+    }
+    return true;
   }
   void sync() {
     if (::fsync(fd_) != 0) throw base::unwritable(name_, errno, "sync");
@@ -174,6 +182,9 @@ bool StoreFile::end_document(uint64_t row) {
     throw Error(ErrorCode::out_of_range,
                 "a document of " + std::to_string(parts.tokens() - parts.begun) +
                     " tokens: at most " + std::to_string(UINT32_MAX) + " are read");
+  if (parts.rows.count() + 1 >= UINT32_MAX)
+    throw Error(ErrorCode::out_of_range, "more than " + std::to_string(UINT32_MAX - 1) +
+                                             " documents: divide the texts less finely");
   parts.begins.add(parts.begun);
   parts.rows.add(row);
   parts.begun = parts.tokens();

@@ -92,9 +92,12 @@ size_t TextPieces::boundary() const {
       return feed == std::string_view::npos ? 0 : feed + 1;
     }
     case Divide::separator: {
-      // A line break behind it may still be to come.
-      const size_t at = text.rfind(rules_.separator);
-      return at == std::string_view::npos ? 0 : at + rules_.separator.size();
+      // From the left, as documents are divided: one that overlaps itself stands elsewhere from the
+      // right. A line break behind it may still be to come.
+      size_t end = 0;
+      for (size_t at; (at = text.find(rules_.separator, end)) != std::string_view::npos;)
+        end = at + rules_.separator.size();
+      return end;
     }
     case Divide::blank_line:
       break;

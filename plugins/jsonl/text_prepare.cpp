@@ -149,6 +149,7 @@ namespace {
 // What one thread encodes at a time.
 struct TextWork {
   std::unique_ptr<TextPiece> piece;
+  size_t bytes = 0;  // of its text
   std::vector<int64_t> ids;
   struct Part {
     size_t end;  // of its ids
@@ -180,17 +181,23 @@ void encode_texts(const TextOptions& options, const TextEncoder& encoder, const 
   // Of many threads the pieces are smaller: all together are some 100 MiB.
   TextPieces pieces(options.files, options.rules, encoder.cuts(),
                     options.threads > 16 ? size_t{1} << 18 : size_t{1} << 20);
+  // Documents that cannot be cut are pieces of any size.
+  constexpr size_t kMostWaiting = size_t{512} << 20;
+  size_t waiting = 0;
   auto take = [&] {
     const std::unique_ptr<TextWork> work = crew.take();
+    waiting -= work->bytes;
     at.bytes += work->piece->taken;
     took(*work, at);
   };
   const size_t most = 2 * static_cast<size_t>(options.threads) + 2;
   while (std::unique_ptr<TextPiece> piece = pieces.next()) {
     auto work = std::make_unique<TextWork>();
+    work->bytes = piece->text.size();
+    waiting += work->bytes;
     work->piece = std::move(piece);
     crew.give(std::move(work));
-    if (crew.under_way() >= most) take();
+    while (crew.under_way() >= most || (waiting > kMostWaiting && crew.under_way() > 1)) take();
   }
   while (crew.under_way() > 0) take();
 }

@@ -34,7 +34,7 @@ strategy = "ddp"
 param_dtype = "float32"
 output_dtype = "float32"
 [step_scheduler]
-global_batch_size = 2
+global_batch_size = 4
 max_steps = 3
 [optimizer]
 lr = 1e-3

@@ -431,8 +431,8 @@ std::optional<Error> other_source(const checkpoint::Checkpoint& from,
                                                        ": it was trained on a mix with " + name +
                                                        ", which no [[dataset.mix]] names now")
           .key(key)
-          .help("add it again; schedule = { " + std::to_string(from.meta().step + 1) +
-                " = 0 } ends reading it");
+          .help("add it again; schedule = { " +
+                std::to_string(std::max<int64_t>(from.meta().step, 1)) + " = 0 } ends reading it");
     if (checkpoint::to_hex(found->second) != source.fingerprint)
       return Error(ErrorCode::checkpoint_mismatch,
                    from.folder().string() + ": it was trained on other data than [[dataset.mix]] " +

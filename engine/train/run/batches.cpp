@@ -261,9 +261,22 @@ OpenData prepare_run_data(const Job& job, int64_t vocab, uint64_t seed) {
 }
 
 std::vector<LanguageFile> language_of(const data::DatasetConfig& config) {
+  // Of a mix: a template that a source chose is what its chats were written with; else the first
+  // source's files.
+  std::vector<LanguageFile> all;
   for (const data::DatasetConfig& one : config.sources)
-    if (std::vector<LanguageFile> out = language_of(one); !out.empty()) return out;
-  if (!config.plugin) return {};
+    for (LanguageFile& file : language_of(one)) {
+      const auto same = std::ranges::find(all, file.name, &LanguageFile::name);
+      if (same == all.end())
+        all.push_back(std::move(file));
+      else if (file.path.empty())
+        *same = std::move(file);
+    }
+  if (std::ranges::any_of(all, [](const LanguageFile& one) { return one.path.empty(); }))
+    std::erase_if(all, [](const LanguageFile& one) {  // of another template
+      return one.name.starts_with("additional_chat_templates/");
+    });
+  if (!config.plugin) return all;
   const auto* language =
       static_cast<DatasetLanguage*>(config.plugin->kind->extension(kDatasetLanguage));
   if (language == nullptr) return {};

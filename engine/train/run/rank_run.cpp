@@ -133,7 +133,7 @@ Evaluation Run::evaluate(std::vector<NamedLoss>* sets) {
     const std::string& name = data_.validation[i].config.name;
     if (sets != nullptr && !name.empty()) sets->push_back({name, found.loss});
     if (validations_.size() == 1) return found;
-    if (found.targets == 0) continue;
+    if (!(found.weight > 0)) continue;
     ++measured;
     losses += found.loss;
     auxiliary += found.auxiliary;

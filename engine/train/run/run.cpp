@@ -239,6 +239,15 @@ void Run::order_mix() {
     then.read.push_back(source.read);
   }
   const std::shared_ptr<const data::Mix> ordered = mix->in_order_of(names);
+  for (size_t i = 0; i < names.size(); ++i)
+    if (i >= ordered->sources().size() || ordered->sources()[i].name != names[i])
+      throw Error(ErrorCode::checkpoint_mismatch,
+                  from()->folder().string() +
+                      " has read of a source of [[dataset.mix]] that is "
+                      "not there now: " +
+                      names[i])
+          .key("dataset.mix.name")
+          .help("add it again, with weight = 1 and schedule = { 1 = 0 } to read no more of it");
   data_.train.source = ordered;
   mix_order_ = ordered->order_after(then, meta.step, meta.samples, batch());
   const data::MixStage& now = mix_order_->stage_at(meta.samples);

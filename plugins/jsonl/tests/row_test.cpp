@@ -690,12 +690,14 @@ TEST_CASE("a row of another kind names the setting") {
 }
 
 TEST_CASE("what is no JSON, or not UTF-8, has its line and column, and what helps") {
-  const std::string comma = ": not valid JSON: a comma stands before }, with nothing behind it",
-                    byte = ": the text is not UTF-8 (byte 0x",
-                    utf8 = "save the file as UTF-8: iconv -f CP1252 -t UTF-8",
-                    one_a_line =
-                        "a row is an object on one line, and this one does not end there: jq -c . "
-                        "'f' > rows.jsonl writes each on a line";
+  const std::string
+      comma = ": not valid JSON: a comma stands before }, with nothing behind it",
+      byte = ": the text is not UTF-8 (byte 0x",
+      utf8 = "save the file as UTF-8: iconv -f CP1252 -t UTF-8",
+      one_a_line =
+          "a row is an object on one line, and this one does not end there: jq -c "
+          "'if type == \"array\" then .[] else . end' 'f' > rows.jsonl writes each on "
+          "a line";
   struct Case {
     std::string text, message, help;  // "": none
     int64_t column = 1;               // of the row, which need not be the first on its line

@@ -43,7 +43,9 @@ class Reader {
     piece.file->check_size();
     if (size_t at = first_invalid(text); at < text.size())
       throw damaged(*piece.file, piece.begin + at, "the text is not UTF-8")
-          .help("save it as UTF-8, or leave the file out");
+          .help(whole.starts_with("\x1F\x8B") || whole.starts_with("\x28\xB5\x2F\xFD")
+                    ? "it is packed: unpack it first, by gzip -d or zstd -d"
+                    : "save it as UTF-8, or leave the file out");
     const std::string& name = piece.file->path();
     if (options_.documents == Documents::files)
       return hand(piece, {text, piece.begin == 0, piece.end == whole.size(), name, piece.begin});

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "sdk/text/tokenizer/normalize.h"
+
 namespace meshwright::tokenizer {
 
 // A unit of the array has a label (a byte, or none where bit 31 is set: then it is a value),
@@ -18,6 +20,7 @@ Charsmap::Charsmap(std::string_view bytes) {
   units_.resize(size / 4);
   std::memcpy(units_.data(), bytes.data(), size);
   texts_ = bytes.substr(size);
+  if (first_invalid(texts_) < texts_.size()) throw std::string("has a text that is not UTF-8");
 }
 
 std::optional<std::string_view> Charsmap::find(std::string_view text) const {
@@ -35,7 +38,9 @@ std::optional<std::string_view> Charsmap::find(std::string_view text) const {
     if ((unit >> 8U & 1U) == 0) continue;
     if (at >= units_.size()) return std::nullopt;
     const size_t begin = units_[at] & ~(1U << 31U);
-    if (begin >= texts_.size()) return std::string_view();
+    // Within a character nothing begins.
+    if (begin >= texts_.size() || (static_cast<uint8_t>(texts_[begin]) & 0xC0) == 0x80)
+      return std::string_view();
     return std::string_view(texts_).substr(begin, texts_.find('\0', begin) - begin);
   }
   return std::nullopt;

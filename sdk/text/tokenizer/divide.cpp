@@ -49,8 +49,8 @@ bool is_word_byte(char c) {
 }
 
 // Takes away the cuts that a token could lie across, or whose spaces or neighbours it looks at.
-void heed(const AddedToken& token, Cuts& cuts) {
-  std::string_view text = token.matched;
+// `text`: the token as it is looked for, or as it is written before it is normalized.
+void heed(const AddedToken& token, std::string_view text, Cuts& cuts) {
   if (text.empty()) return;
   auto is_blank = [](char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; };
   for (size_t i = 1; i < text.size(); ++i) {
@@ -68,7 +68,8 @@ void heed(const AddedToken& token, Cuts& cuts) {
 Cuts heed_added(const CutPlaces& places, const std::deque<AddedToken>& added) {
   Cuts cuts{places.at_spaces, places.at_lines};
   for (const AddedToken& token : added) {
-    heed(token, cuts);
+    heed(token, token.matched, cuts);
+    heed(token, token.content, cuts);
     // What stands behind a token is a text for itself.
     if (places.prefixed && !token.matched.empty()) {
       if (is_word_byte(token.matched.back())) cuts.at_spaces = false;

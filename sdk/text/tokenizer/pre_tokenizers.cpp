@@ -329,6 +329,7 @@ class Metaspace final : public PreTokenizer {
     const bool all = std::all_of(places.spaces.begin(), places.spaces.end(),
                                  [&](const std::string& space) { return space == sign_; });
     if (splits_ && all) places.separated = true;
+    if (prepend_ == Prepend::always) places.prefixed = true;
     // A line would begin with a sign where it is not the beginning of a piece.
     if (!alone_ || splits_) places.at_lines = false;
     if ((!all && prepend_ != Prepend::never) || !places.bare) places = CutPlaces::none();

@@ -24,7 +24,8 @@ namespace json = boost::json;
 
 namespace {
 
-constexpr size_t kMostPieces = 1 << 20, kLongestPiece = 1024, kLargestMap = 4 << 20;
+constexpr size_t kMostPieces = 1 << 20, kLongestPiece = 1024, kLargestMap = 4 << 20,
+                 kMostMerges = 1 << 23;
 constexpr std::string_view kSpace = "\xe2\x96\x81";  // U+2581, which stands for a space
 
 // Fields of a message in the wire format of protocol buffers
@@ -722,9 +723,11 @@ class Conversion {
            cut += character_at(text, cut).bytes) {
         const std::string left(text.substr(0, cut)), right(text.substr(cut));
         auto l = ids_.find(left), r = ids_.find(right);
-        if (l != ids_.end() && l->second < vocab_.size() && r != ids_.end() &&
-            r->second < vocab_.size())
-          out.push_back(json::array{json::string(left), json::string(right)});
+        if (l == ids_.end() || l->second >= vocab_.size() || r == ids_.end() ||
+            r->second >= vocab_.size())
+          continue;
+        if (out.size() == kMostMerges) refuse(name_, "pieces", "give more than 8,388,608 merges");
+        out.push_back(json::array{json::string(left), json::string(right)});
       }
     }
     return out;

@@ -19,7 +19,7 @@ namespace json = boost::json;
 
 namespace {
 
-constexpr size_t kMostTokens = 1 << 20, kLongestToken = 1024;
+constexpr size_t kMostTokens = 1 << 20, kLongestToken = 1024, kMostMerges = 1 << 23;
 
 // Those of files that list none, as mistral-common has them.
 constexpr const char* kFirstSpecials[] = {"<unk>",
@@ -95,7 +95,8 @@ std::vector<std::string> tokens_of(const Field& root, size_t specials) {
 // A token is merged of any two others that it consists of; of several pairs of one token those with
 // lower ranks first.
 json::array merges_of(const std::vector<std::string>& tokens,
-                      const std::unordered_map<std::string_view, size_t>& ranks) {
+                      const std::unordered_map<std::string_view, size_t>& ranks,
+                      const std::string& name) {
   json::array out;
   for (const std::string& token : tokens) {
     std::vector<std::pair<size_t, size_t>> pairs;
@@ -106,6 +107,8 @@ json::array merges_of(const std::vector<std::string>& tokens,
         pairs.emplace_back(left->second, right->second);
     }
     std::sort(pairs.begin(), pairs.end());
+    if (out.size() + pairs.size() > kMostMerges)
+      refuse(name, "vocab", "gives more than 8,388,608 merges");
     for (const auto& [left, right] : pairs)
       out.push_back(json::array{json::string(to_letters(tokens[left])),
                                 json::string(to_letters(tokens[right]))});
@@ -179,7 +182,7 @@ json::value of_tekken(std::string_view text, const std::string& name) {
                              {"byte_fallback", false},
                              {"ignore_merges", true},
                              {"vocab", std::move(vocab)},
-                             {"merges", merges_of(tokens, ranks)}}}};
+                             {"merges", merges_of(tokens, ranks, name)}}}};
 }
 
 }  // namespace meshwright::tokenizer
