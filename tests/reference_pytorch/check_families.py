@@ -97,11 +97,10 @@ def check(build, name, template):
         tuned, its = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(exported)
         ids = its(PROMPT, return_tensors="pt")["input_ids"]
         wanted = tuned.generate(ids, max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)[0, ids.shape[1]:].tolist()
-        if told["tokens"] != wanted:
-            raise SystemExit(f"{name}: it writes {told['tokens']}, and {wanted} with transformers")
-        before = its.decode(ids[0].tolist())
-        text = its.decode(ids[0].tolist() + wanted)
-        if not text.endswith(told["text"]) and text[len(before):] != told["text"]:
+        if told["prompt_ids"] != ids[0].tolist() or told["new_ids"] != wanted:
+            raise SystemExit(f"{name}: it reads {told['prompt_ids']} and writes {told['new_ids']}; transformers {ids[0].tolist()} and {wanted}")
+        text = its.decode(ids[0].tolist() + wanted).removeprefix(its.bos_token or "")
+        if told["text"] != text:
             raise SystemExit(f"{name}: the text {told['text']!r}, and {text!r} with transformers")
 
 
