@@ -261,7 +261,7 @@ std::string tell_steps(const plan::Job& job, const data::DatasetConfig& config, 
   if (!config.plugin && config.sources.empty() && config.kind == "mock") return {};
   // Of weights that change a mix has no end.
   if (std::ranges::any_of(config.sources,
-                          [](const auto& one) { return !one.share.schedule.empty(); }))
+                          [](const auto& source) { return !source.share.schedule.empty(); }))
     return {};
   const int64_t batch = job.config.table("step_scheduler").get_int("global_batch_size");
   one["samples_a_step"] = batch;

@@ -30,13 +30,13 @@ struct Corpus : Folder {
 TEST_CASE(
     "tokenizer train makes a folder that tokenize reads, the same with any number of threads") {
   const Corpus folder;
-  const Ran ran = folder.train("--vocab-size 300 --special '<|im_end|>'");
+  const Ran ran = folder.train("--vocab-size 280 --special '<|im_end|>'");
   INFO(ran.out);
   REQUIRE(ran.status == 0);
-  CHECK(ran.says("300 (vocab_size)"));
+  CHECK(ran.says("280 (vocab_size)"));
   CHECK(ran.says("0 <|im_end|>, 1 <|endoftext|> eos"));
   CHECK(ran.says("2 files"));
-  CHECK(ran.says("vocab_size = 300 and eos_token_id = 1"));
+  CHECK(ran.says("vocab_size = 280 and eos_token_id = 1"));
   const json::object config =
       json::parse(contents(folder.path / "model/tokenizer_config.json")).as_object();
   CHECK(config.at("eos_token").as_string() == "<|endoftext|>");
@@ -44,14 +44,14 @@ TEST_CASE(
     const std::string out = std::string("model") + threads;
     REQUIRE(
         folder
-            .train("--special '<|im_end|>' --vocab-size 300 --threads " + std::string(threads), out)
+            .train("--special '<|im_end|>' --vocab-size 280 --threads " + std::string(threads), out)
             .status == 0);
     CHECK(folder.saved(out) == folder.saved("model"));
   }
   const json::object made = answer("tokenizer train " + folder.quoted("texts") + " --out " +
-                                   folder.quoted("other") + " --vocab-size 300 --eos '<e>'");
-  CHECK(made.at("vocab_size").as_int64() == 300);
-  CHECK(made.at("merges").as_int64() == 300 - 257);
+                                   folder.quoted("other") + " --vocab-size 280 --eos '<e>'");
+  CHECK(made.at("vocab_size").as_int64() == 280);
+  CHECK(made.at("merges").as_int64() == 280 - 257);
   CHECK(made.at("files").as_int64() == 2);
   CHECK(made.at("bytes_per_token").to_number<double>() > 1.5);
   const json::object tokens =
@@ -82,23 +82,23 @@ TEST_CASE("tokenizer train refuses what cannot be, and leaves nothing behind") {
   const std::string texts = folder.quoted("texts"), out = " --out " + folder.quoted("none") + " ";
   for (const Row& row : {
            Row{texts + out, 2, "wants --vocab-size"},
-           Row{texts + " --vocab-size 300", 2, "wants --out"},
+           Row{texts + " --vocab-size 280", 2, "wants --out"},
            Row{texts + out + "--vocab-size 256", 2,
                "256 bytes and 1 special token are 257 tokens before the first merge"},
            Row{texts + out + "--vocab-size 999999999", 2, "is more than"},
-           Row{texts + out + "--vocab-size 300 --special a --special a", 2, "is given twice"},
-           Row{texts + out + "--vocab-size 300 --special ''", 2, "a special token is empty"},
-           Row{texts + out + "--vocab-size 300 --special $(printf '\\377')", 2, "is not UTF-8"},
-           Row{texts + out + "--vocab-size 300 --pattern gpt3", 2, "gpt2"},
-           Row{texts + out + "--vocab-size 300 --documents rows", 2, "--documents json"},
-           Row{folder.quoted("none*.txt") + out + "--vocab-size 300", 7,
+           Row{texts + out + "--vocab-size 280 --special a --special a", 2, "is given twice"},
+           Row{texts + out + "--vocab-size 280 --special ''", 2, "a special token is empty"},
+           Row{texts + out + "--vocab-size 280 --special $(printf '\\377')", 2, "is not UTF-8"},
+           Row{texts + out + "--vocab-size 280 --pattern gpt3", 2, "gpt2"},
+           Row{texts + out + "--vocab-size 280 --documents rows", 2, "--documents json"},
+           Row{folder.quoted("none*.txt") + out + "--vocab-size 280", 7,
                "nothing to train on: no file with contents matches"},
-           Row{::quoted(bad) + out + "--vocab-size 300", 7,
+           Row{::quoted(bad) + out + "--vocab-size 280", 7,
                "bad.txt: the text is not UTF-8 at byte 2"},
-           Row{::quoted(blank) + out + "--vocab-size 300 --documents line", 7,
+           Row{::quoted(blank) + out + "--vocab-size 280 --documents line", 7,
                "the files hold no text"},
-           Row{texts + " --vocab-size 300 --out " + folder.quoted("bad.txt"), 2, "is a file"},
-           Row{texts + " --vocab-size 300 --force --out " + folder.quoted("spm"), 2,
+           Row{texts + " --vocab-size 280 --out " + folder.quoted("bad.txt"), 2, "is a file"},
+           Row{texts + " --vocab-size 280 --force --out " + folder.quoted("spm"), 2,
                "has the tokenizer.model of another tokenizer"},
        }) {
     const Ran ran = run("tokenizer train " + row.arguments, "2>&1", "COLUMNS=400");
@@ -107,7 +107,7 @@ TEST_CASE("tokenizer train refuses what cannot be, and leaves nothing behind") {
     CHECK(ran.says(row.part));
     CHECK_FALSE(fs::exists(folder.path / "none"));
   }
-  REQUIRE(folder.train("--vocab-size 300").status == 0);
+  REQUIRE(folder.train("--vocab-size 280").status == 0);
   const std::string before = folder.saved("model");
   const Ran again = folder.train("--vocab-size 310");
   CHECK(again.status == 2);

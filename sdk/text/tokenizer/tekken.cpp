@@ -19,7 +19,7 @@ namespace json = boost::json;
 
 namespace {
 
-constexpr size_t kMostTokens = 1 << 20, kLongestToken = 1024, kMostMerges = 1 << 23;
+constexpr size_t kMostTokens = 1 << 20, kLongestToken = 1024, kMostPairs = 1 << 23;
 
 // Those of files that list none, as mistral-common has them.
 constexpr const char* kFirstSpecials[] = {"<unk>",
@@ -107,7 +107,7 @@ json::array merges_of(const std::vector<std::string>& tokens,
         pairs.emplace_back(left->second, right->second);
     }
     std::sort(pairs.begin(), pairs.end());
-    if (out.size() + pairs.size() > kMostMerges)
+    if (out.size() + pairs.size() > kMostPairs)
       refuse(name, "vocab", "gives more than 8,388,608 merges");
     for (const auto& [left, right] : pairs)
       out.push_back(json::array{json::string(to_letters(tokens[left])),
