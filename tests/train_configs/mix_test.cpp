@@ -7,7 +7,8 @@
 namespace mix_test {
 
 const std::string kJob =
-    "configs/mix_cpu.toml --set dataset.seq_len=16 --set validation_dataset.seq_len=16 --set "
+    "configs/mix_cpu.toml --set model.config=tests/data/parity/llama/config.json --set "
+    "dataset.seq_len=16 --set validation_dataset.seq_len=16 --set "
     "validation_dataset.num_batches=1 --set validation_dataset.every_steps=4 --set "
     "step_scheduler.global_batch_size=12 --set step_scheduler.local_batch_size=2 --set "
     "step_scheduler.max_steps=8 --set checkpoint.every_steps=1 --set checkpoint.keep=8 ";
