@@ -99,7 +99,7 @@ def check(build, name, template):
         wanted = tuned.generate(ids, max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)[0, ids.shape[1]:].tolist()
         if told["prompt_ids"] != ids[0].tolist() or told["new_ids"] != wanted:
             raise SystemExit(f"{name}: it reads {told['prompt_ids']} and writes {told['new_ids']}; transformers {ids[0].tolist()} and {wanted}")
-        text = its.decode(ids[0].tolist() + wanted).removeprefix(its.bos_token or "")
+        text = its.decode(ids[0].tolist() + wanted).removeprefix(its.bos_token or "").lstrip(" ")
         if told["text"] != text:
             raise SystemExit(f"{name}: the text {told['text']!r}, and {text!r} with transformers")
 
