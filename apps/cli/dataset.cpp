@@ -1,4 +1,5 @@
-// dataset show, dataset stats: what a run would read, seen before there is one.
+// dataset show, dataset stats: what a run would read, seen before there is one; and tokenize. Long
+// because they show the same rows, samples and sources.
 #include "engine/data/dataset.h"
 
 #include <unistd.h>

@@ -1,3 +1,5 @@
+// meta.json, written and read. Long because what writes a field and what reads it stay beside each
+// other.
 #include "engine/checkpoint/meta.h"
 
 #include <algorithm>

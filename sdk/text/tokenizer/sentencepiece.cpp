@@ -1,3 +1,5 @@
+// A sentencepiece model as the tokenizer.json that transformers makes of it. Long because each
+// class of tokenizer has its own way there, and they share the pieces.
 #include "sdk/text/tokenizer/sentencepiece.h"
 
 #include <algorithm>
