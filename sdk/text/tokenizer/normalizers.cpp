@@ -262,6 +262,9 @@ class Precompiled final : public Normalizer {
         at = next;
       }
     }
+    // What the map takes away before the first character goes to that one, so that it
+    // begins the text for Metaspace, as in the library. After a Strip it does not.
+    if (!out.from.empty()) out.from[0].begin = text.from[0].begin;
     text = std::move(out);
   }
 

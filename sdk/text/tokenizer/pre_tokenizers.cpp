@@ -337,14 +337,12 @@ class Metaspace final : public PreTokenizer {
 
  private:
   bool prepends(const Piece& piece, const SplitContext& context) const {
-    // Of a text that nothing has divided: also where a normalizer took its first character away.
-    const size_t begin = alone_ ? piece.at : piece.begin();
-    const bool cut = context.continues && begin == 0;
+    const bool cut = context.continues && piece.begin() == 0;
     switch (prepend_) {
       case Prepend::always:
         return !(cut && alone_);
       case Prepend::first:
-        return begin == 0 && !cut;
+        return piece.begin() == 0 && !cut;
       case Prepend::never:
         return false;
     }
