@@ -36,7 +36,7 @@ schema = pa.schema([
     ("text", pa.string()), ("large", pa.large_string()), ("view", pa.string_view()), ("word", pa.dictionary(pa.int32(), pa.string())),
     ("i8", pa.int8()), ("u16", pa.uint16()), ("i32", pa.int32()), ("i64", pa.int64()), ("u64", pa.uint64()), ("half", pa.float16()),
     ("f32", pa.float32()), ("f64", pa.float64()), ("flag", pa.bool_()), ("nothing", pa.null()), ("day", pa.date32()),
-    ("at", pa.timestamp("s")), ("there", pa.timestamp("ms", tz="Europe/Berlin")), ("words", pa.list_(pa.string())),
+    ("at", pa.timestamp("ms")), ("there", pa.timestamp("ms", tz="Europe/Berlin")), ("words", pa.list_(pa.string())),
     ("pair", pa.list_(pa.int32(), 2)), ("many", pa.large_list(pa.float64())),
     ("deep", pa.struct([("a", pa.int64()), ("b", pa.list_(pa.struct([("c", pa.string()), ("d", pa.list_(pa.bool_()))])))])),
 ])
@@ -54,7 +54,7 @@ for i, text in enumerate(texts):
     })
 write("types", rows, schema, row_group_size=3, compression="zstd")
 write_lines("types", [
-    {**row, "day": row["day"] and str(row["day"]), "at": row["at"].strftime("%Y-%m-%dT%H:%M:%S"),
+    {**row, "day": row["day"] and str(row["day"]), "at": row["at"].strftime("%Y-%m-%dT%H:%M:%S.000"),
      "there": row["there"].strftime("%Y-%m-%dT%H:%M:%S.000Z")} for row in rows])
 
 # Texts, beside columns that no text is made of.
