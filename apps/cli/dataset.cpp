@@ -590,9 +590,10 @@ Turn text files into one file of tokens
 The file is what dataset.kind = "tokens" reads; ids are those of the tokenizers library.
   meshwright tokenize 'data/*.txt' --tokenizer models/Llama-3.2-1B --out data/train.bin --document-end eos
   meshwright tokenize rows.jsonl --documents json --text-key text --tokenizer models/Qwen3-0.6B --out data/train.bin
-FILES are files, folders and quoted patterns, each sorted by name. A document gets what the
-tokenizer's template puts around a text, a beginning-of-text token perhaps, and at its end the
-token of --document-end. Tokens have two bytes where the vocabulary allows it, else four.
+FILES are files, folders and quoted patterns, each sorted by name; *.gz and *.zst are unpacked, and
+of *.parquet the rows are read as with --documents json. A document gets what the tokenizer's
+template puts around a text, a beginning-of-text token perhaps, and at its end the token of
+--document-end. Tokens have two bytes where the vocabulary allows it, else four.
 
 --tokenizer FOLDER    A folder with tokenizer.json, tokenizer.model or tekken.json, or that file.
 --out X.bin           The file to write. It appears once it is complete.

@@ -291,7 +291,8 @@ The folder gets tokenizer.json and tokenizer_config.json, which Meshwright and t
 Vocabulary and merges are those of the tokenizers library, whatever the number of threads.
   meshwright tokenizer train corpus --vocab-size 32000 --out model
   meshwright tokenizer train rows.jsonl --documents json --vocab-size 64000 --special '<|im_start|>' --special '<|im_end|>' --out model
-FILES are files, folders and quoted patterns. Memory holds the words of the text, each once: of
+FILES are files, folders and quoted patterns; *.gz and *.zst are unpacked, and of *.parquet the
+rows are read as with --documents json. Memory holds the words of the text, each once: of
 much more than ten gigabytes a part gives the same tokenizer.
 
 --vocab-size N          Number of tokens: special ones, 256 bytes and what is merged of them.

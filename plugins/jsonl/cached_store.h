@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/unpack/unpacked_file.h"
 #include "token_store.h"
 
 namespace meshwright::jsonl {
@@ -26,7 +27,9 @@ struct DataFile {
 
 enum class Packed : uint8_t { as_it_is, unpacked };
 // Throws Error(bad_dataset) for one that cannot be read, or that is unpacked to more than 1 GiB.
-std::vector<DataFile> open_files(const std::vector<std::string>& paths, Packed packed);
+// `columns`: of Parquet, which are unpacked.
+std::vector<DataFile> open_files(const std::vector<std::string>& paths, Packed packed,
+                                 const base::Columns& columns = {});
 
 // What editors, systems and version control keep beside files: .git, ._x.jsonl,
 // .ipynb_checkpoints/chats-checkpoint.jsonl.

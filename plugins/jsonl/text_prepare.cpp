@@ -42,12 +42,6 @@ void list_texts(const DatasetRequest& request, TextOptions& out) {
           .help("name them by a pattern: set " + out.path_key + " = \"" +
                 (fs::path(request.path) / ".*").string() + "\"");
   }
-  for (const std::string& file : out.files)
-    if (file.ends_with(".parquet"))
-      throw Error(ErrorCode::bad_dataset, file + ": Parquet is not read")
-          .key(out.path_key)
-          .help("convert it to JSON lines: an object with \"" + out.rules.text_field +
-                "\" on every line");
 }
 
 DocumentRules rules_of(const DatasetRequest& request, const std::string& table) {
