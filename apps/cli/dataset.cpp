@@ -537,14 +537,11 @@ void tell(Call& call, const Made& made) {
 }
 
 int run_tokenize(Call& call) {
-  for (const char* flag : {"tokenizer", "out"})
-    if (call.value(flag).empty())
-      throw wrong(std::string("meshwright tokenize wants --") + flag +
-                  (std::string_view(flag) == "out" ? " X.bin, the file of tokens to write"
-                                                   : " FOLDER, where tokenizer.json lies"))
-          .help(
-              "meshwright tokenize 'data/*.txt' --tokenizer models/Llama-3.2-1B --out "
-              "data/train.bin");
+  want_flags(
+      call, "tokenize",
+      {{"tokenizer", "FOLDER, where tokenizer.json lies"},
+       {"out", "X.bin, the file of tokens to write"}},
+      "meshwright tokenize 'data/*.txt' --tokenizer models/Llama-3.2-1B --out data/train.bin");
   const fs::path out = output(call);
   fs::path file = call.value("tokenizer"), folder = file;
   std::error_code failed;

@@ -229,12 +229,10 @@ void write(const Made& made, WordPattern pattern) {
 }
 
 int run_train_tokenizer(Call& call) {
-  for (const char* flag : {"vocab-size", "out"})
-    if (call.value(flag).empty())
-      throw wrong(std::string("meshwright tokenizer train wants --") + flag +
-                  (std::string_view(flag) == "out" ? " FOLDER, where the tokenizer is written"
-                                                   : " N, the number of tokens"))
-          .help("meshwright tokenizer train 'data/*.txt' --vocab-size 32000 --out model");
+  want_flags(call, "tokenizer train",
+             {{"vocab-size", "N, the number of tokens"},
+              {"out", "FOLDER, where the tokenizer is written"}},
+             "meshwright tokenizer train 'data/*.txt' --vocab-size 32000 --out model");
   Made made;
   made.out = output(call);
   made.roles = roles_of(call);

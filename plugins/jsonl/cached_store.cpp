@@ -203,14 +203,17 @@ std::string temporary_name(const std::string& key) {
 
 std::shared_ptr<const TokenStore> cached_store(const CachePlace& place, const std::string& key,
                                                const StoreMaker& make, const Tell& tell) {
+  const std::string way =
+      place.key.empty() ? "" : "; set " + place.key + " to a folder that may be written to";
   if (place.folder.empty()) {
-    if (!place.needed) tell("there is no cache: neither XDG_CACHE_HOME nor HOME is set");
+    if (!place.needed) tell("there is no cache: neither XDG_CACHE_HOME nor HOME is set" + way);
   } else {
     try {
       return kept_store(place.folder, key, make, tell);
     } catch (const Error& error) {
       if (place.needed || error.code() != ErrorCode::output_unwritable) throw;
-      tell("there is no cache, so that every process tokenizes for itself: " + error.message());
+      tell("the cache cannot be written, so that every process tokenizes for itself: " +
+           error.message() + way);
     }
   }
   return make.in_memory();
@@ -230,6 +233,12 @@ std::shared_ptr<const TokenStore> cached_store(const CachePlace& place, const st
     return TokenStore::in_memory(bytes.empty() ? build() : std::move(bytes));
   };
   return cached_store(place, key, {write, in_memory}, tell);
+}
+
+CachePlace cache_place(const std::string& said, const std::string& key) {
+  CachePlace out = said == "auto" ? default_cache() : CachePlace{said == "none" ? "" : said};
+  out.key = key;
+  return out;
 }
 
 CachePlace default_cache() {

@@ -41,6 +41,7 @@ struct CachePlace {
   // A folder that cannot be written to is an error; else that is told, and it is as if there were
   // none.
   bool needed = true;
+  std::string key = {};  // the setting that names another folder, for what is told
 };
 
 // How a store is made: as a file of a name, finished and synced, or in memory.
@@ -68,5 +69,7 @@ std::string temporary_name(const std::string& key);
 // $XDG_CACHE_HOME/meshwright, else ~/.cache/meshwright; nowhere if neither variable is set. Not
 // needed.
 CachePlace default_cache();
+// What a setting of that key says: "auto", "none" or a folder.
+CachePlace cache_place(const std::string& said, const std::string& key);
 
 }  // namespace meshwright::jsonl

@@ -155,12 +155,6 @@ void read_files(const DatasetRequest& request, JsonlOptions& out) {
               (std::filesystem::path(request.path) / "*.txt").string() + "\"");
 }
 
-CachePlace cache_of(const DatasetRequest& request) {
-  const std::string cache = request.options.get_string("cache");
-  if (cache == "auto") return default_cache();
-  return {cache == "none" ? "" : cache, true};
-}
-
 template <class Enum>
 Enum chosen(const Options& options, const char* name,
             std::initializer_list<std::pair<const char*, Enum>> choices) {
@@ -213,7 +207,7 @@ JsonlOptions JsonlOptions::read(const DatasetRequest& request) {
   out.encode.variables = variables_of(request);
   out.encode.table = out.table;
   out.encode.date = date_of(request);
-  out.cache = cache_of(request);
+  out.cache = cache_place(request.options.get_string("cache"), out.table + ".cache");
   const int64_t threads = given.get_int("threads");
   out.threads = threads > 0 ? static_cast<int>(threads)
                             : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));

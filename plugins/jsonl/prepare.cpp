@@ -247,7 +247,8 @@ std::vector<std::string> JsonlOptions::all_files() const {
 }
 
 std::vector<std::byte> build_store(const JsonlOptions& options, const std::string& key,
-                                   const std::function<void(const Preparation&)>& progress) {
+                                   const std::function<void(const Preparation&)>& progress,
+                                   const Tell& tell) {
   const std::vector<DataFile> files =
       open_files(options.files, Packed::unpacked, options.asked.columns());
   std::vector<RowFile> row_files;
@@ -264,6 +265,7 @@ std::vector<std::byte> build_store(const JsonlOptions& options, const std::strin
     if ((form = first_form(*one.file, one.rows->rows(one.chunk), options.asked))) break;
   if (!form) throw no_rows(options);
   const auto language = Language::read(options.folder, options.chat_template, options.table);
+  for (const std::string& note : language->tokenizer.notes()) tell(note);
   const RowEncoder encoder(language, options.encode);
   const bool wide = language->tokenizer.size() > 65536;
   std::vector<Made> made = encode_all(work, encoder, *form, wide, options, [&](int64_t bytes) {
@@ -335,7 +337,7 @@ std::shared_ptr<const TokenStore> prepare_store(
   const auto progress = telling_progress(tell);
   try {
     auto build = [&] {
-      std::vector<std::byte> built = build_store(options, key, progress);
+      std::vector<std::byte> built = build_store(options, key, progress, tell);
       // Others may have waited for it for long, and would go by what the key says.
       if (cache_key(options) != key)
         throw Error(ErrorCode::bad_dataset,

@@ -86,7 +86,7 @@ TEST_CASE("the store is the same for any number of threads, and a cache gives it
     given.set("threads", int64_t{threads});
     const JsonlOptions options = JsonlOptions::read(given.request);
     CHECK(options.threads == threads);
-    return build_store(options, cache_key(options), [](const auto&) {});
+    return build_store(options, cache_key(options), [](const auto&) {}, [](const auto&) {});
   };
   const std::vector<std::byte> one = bytes(1);
   CHECK(one == bytes(7));
@@ -98,7 +98,9 @@ TEST_CASE("the hash of a template is of its text, wherever that is from") {
     Given given(kChats);
     given.set("chat_template", chat_template);
     const JsonlOptions options = JsonlOptions::read(given.request);
-    return meshwright::jsonl::TokenStore::in_memory(build_store(options, "k", [](const auto&) {}))
+    return meshwright::jsonl::TokenStore::in_memory(
+               build_store(
+                   options, "k", [](const auto&) {}, [](const auto&) {}))
         ->origin()
         .template_hash;
   };
