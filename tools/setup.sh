@@ -118,9 +118,10 @@ configure_and_build() {
   shift
   case $preset in release) dir=$root/build ;; *) dir=$root/build-$preset ;; esac
   local cuda=${cuda:-AUTO}  # ON: insist on the part for NVIDIA devices
-  if [ ! -e "$dir/build.ninja" ] || { [ "$cuda" = ON ] && ! grep -q '^MESHWRIGHT_CUDA:STRING=ON' "$dir/CMakeCache.txt"; }; then
+  if [ ! -e "$dir/build.ninja" ] || { [ "$cuda" = ON ] && ! grep -q '^MESHWRIGHT_CUDA:STRING=ON' "$dir/CMakeCache.txt"; } ||
+    { [ -n "${left_out+set}" ] && ! grep -qxF "MESHWRIGHT_LEFT_OUT:STRING=$left_out" "$dir/CMakeCache.txt"; }; then  # see tools/sampled.sh
     step "configuring $preset in ${dir#"$root"/}"
-    (cd "$root" && cmake --preset "$preset" -DMESHWRIGHT_CUDA="$cuda" -DMESHWRIGHT_JOIN=16) >"$dir.log" 2>&1 || { cat "$dir.log" >&2; die "cmake failed"; }
+    (cd "$root" && cmake --preset "$preset" -DMESHWRIGHT_CUDA="$cuda" -DMESHWRIGHT_JOIN=16 ${left_out+-DMESHWRIGHT_LEFT_OUT="$left_out"}) >"$dir.log" 2>&1 || { cat "$dir.log" >&2; die "cmake failed"; }
     rm -f "$dir.log"
   fi
   # Nothing of an empty cache is found by what the preprocessor makes of a source, so that it need not run by itself before each compilation.
