@@ -124,9 +124,11 @@ configure_and_build() {
   case $preset in release) dir=$root/build ;; *) dir=$root/build-$preset ;; esac
   local cuda=${cuda:-AUTO} parquet=${parquet:-AUTO}  # ON: insist on the part for NVIDIA devices, on the one for Parquet
   lacks() { [ "$2" = ON ] && ! grep -q "^$1:STRING=ON" "$dir/CMakeCache.txt"; }
-  if [ ! -e "$dir/build.ninja" ] || lacks MESHWRIGHT_CUDA "$cuda" || lacks MESHWRIGHT_PARQUET "$parquet"; then
+  if [ ! -e "$dir/build.ninja" ] || lacks MESHWRIGHT_CUDA "$cuda" || lacks MESHWRIGHT_PARQUET "$parquet" ||
+    { [ -n "${left_out+set}" ] && ! grep -qxF "MESHWRIGHT_LEFT_OUT:STRING=$left_out" "$dir/CMakeCache.txt"; }; then  # see tools/sampled.sh
     step "configuring $preset in ${dir#"$root"/}"
-    (cd "$root" && cmake --preset "$preset" -DMESHWRIGHT_CUDA="$cuda" -DMESHWRIGHT_PARQUET="$parquet" -DMESHWRIGHT_JOIN=16) >"$dir.log" 2>&1 || { cat "$dir.log" >&2; die "cmake failed"; }
+    (cd "$root" && cmake --preset "$preset" -DMESHWRIGHT_CUDA="$cuda" -DMESHWRIGHT_PARQUET="$parquet" -DMESHWRIGHT_JOIN=16 \
+      ${left_out+-DMESHWRIGHT_LEFT_OUT="$left_out"}) >"$dir.log" 2>&1 || { cat "$dir.log" >&2; die "cmake failed"; }
     rm -f "$dir.log"
   fi
   # Nothing of an empty cache is found by what the preprocessor makes of a source, so that it need not run by itself before each compilation.
