@@ -312,19 +312,19 @@ TEST_CASE("the losses of single targets are kept where somebody asks, cut over r
     Tensor targets = at::arange(4).reshape({2, 2});
     targets[1][0] = -100;
     const Tensor weights = at::arange(4).to(at::kFloat).reshape({2, 2});
-    CHECK(detail::TargetLosses::kept() == nullptr);
+    CHECK(meshwright::detail::TargetLosses::kept() == nullptr);
     Tensor whole, cut;
     {
-      const detail::TargetLosses kept;
+      const meshwright::detail::TargetLosses kept;
       const Tensor sum = cross_entropy_sum(logits, targets, nullptr, -100, weights);
       whole = kept.of(sum);
       CHECK_FALSE(kept.of(sum * 1).defined());
     }
     {
-      const detail::TargetLosses kept;
+      const meshwright::detail::TargetLosses kept;
       cut = kept.of(cross_entropy_sum(mine, targets, &shard, -100, weights));
     }
-    CHECK(detail::TargetLosses::kept() == nullptr);
+    CHECK(meshwright::detail::TargetLosses::kept() == nullptr);
     REQUIRE(whole.defined());
     REQUIRE(cut.defined());
     CHECK(largest_difference(whole, cut) < 1e-6);
