@@ -384,8 +384,10 @@ void trainer_other_keys(Migrator& m) {
                              "use_comet", "use_swanlab", "trackio_"})
     m.leave(prefix, "wandb_project");
   m.leave("fsdp_transformer_layer_cls_to_wrap", "fsdp");
-  if (const Leaf* across = m.take("average_tokens_across_devices"); is_false(across))
+  if (Leaf* across = m.find("average_tokens_across_devices"); is_false(across)) {
+    across->used = true;
     m.left(*across, "the loss is the mean over the targets of a step, those of all ranks");
+  }
   Leaf *to = m.take("report_to"), *limit = m.find("ddp_timeout");
   if (to != nullptr) {
     bool board = false, others = false;
