@@ -113,18 +113,20 @@ std::string kill_once(const Layout& layout, const Usual& usual, bool aim_inside,
   return text;
 }
 
-// Of the second kind all is read before the run ends, and begins anew.
+// All of it is read before the run ends, and it begins anew.
 const std::string kNotes = MESHWRIGHT_SOURCE_DIR "/tests/data/parity/README.md";
 constexpr int64_t kBytesASample = 40;
 
 Layout of_a_mix() {
   Layout out;
   out.mix = "[{name = \"ids\", path = \"" MESHWRIGHT_SOURCE_DIR
-            "/tests/data/parity/train.bin\", weight = 0.7, schedule = { 5 = 0.2 }}, {name = "
-            "\"notes\", kind = \"text\", path = \"" +
+            "/tests/data/parity/train.bin\", schedule = { 5 = 0.1 }}, {name = \"notes\", kind = "
+            "\"text\", "
+            "path = \"" +
             kNotes +
-            "\", weight = 0.3, schedule = { 5 = 0.7 }}, {name = \"late\", kind = \"mock\", "
-            "weight = 0, schedule = { 8 = 0.4 }}]";
+            "\", schedule = { 5 = 0.9 }}, {name = \"late\", kind = \"mock\", weight = 0, schedule "
+            "= { 8 = "
+            "0.4 }}]";
   return out;
 }
 
