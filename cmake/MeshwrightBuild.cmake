@@ -57,7 +57,6 @@ function(meshwright_torch_headers target kind)
   set(options -fpch-preprocess -Wno-stringop-overflow -Wno-array-bounds)
   if(NOT TARGET ${headers})
     add_library(${headers} OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/cmake/torch_headers.cpp)
-    set_source_files_properties(${PROJECT_SOURCE_DIR}/cmake/torch_headers.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)  # which it does not need itself
     target_link_libraries(${headers} PRIVATE meshwright::torch_headers meshwright_warnings)
     target_precompile_headers(${headers} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/torch_headers.h)
     target_compile_options(${headers} PRIVATE ${options})
