@@ -22,5 +22,6 @@ set(MESHWRIGHT_FOLDERS
   apps/doctor       # is this machine fit to train?
   apps/performance  # step times predicted, searched, calibrated
   apps/observe      # report, TensorBoard, Prometheus, whom ranks waited for
+  apps/prove        # a small form of a job beside one process
   apps/capi         # the library for C
   apps/cli)         # the program

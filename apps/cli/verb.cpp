@@ -26,6 +26,7 @@ const std::vector<Verb>& verbs() {
       quickstart_verb(),
       train_verb(),
       plan_verb(),
+      prove_verb(),
       validate_verb(),
       config_show_verb(),
       config_schema_verb(),

@@ -118,6 +118,7 @@ const std::vector<Verb>& verbs();
 Verb quickstart_verb();
 Verb train_verb();
 Verb plan_verb();
+Verb prove_verb();
 Verb validate_verb();
 Verb config_show_verb();
 Verb config_schema_verb();

@@ -174,6 +174,7 @@ TEST_CASE("every verb explains itself and has its exit statuses") {
   for (const std::string verb : {"",
                                  "quickstart",
                                  "plan",
+                                 "prove",
                                  "validate",
                                  "config show",
                                  "config schema",

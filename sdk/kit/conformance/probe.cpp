@@ -425,11 +425,4 @@ std::string fingerprint(const MeshPlan& plan) {
   return out.str();
 }
 
-std::string one_line(const Error& error) {
-  std::string out = error.what();
-  if (!error.notes().empty()) out += " (" + text::join(error.notes(), "; ") + ")";
-  std::replace(out.begin(), out.end(), '\n', ' ');
-  return out;
-}
-
 }  // namespace meshwright::conformance

@@ -15,6 +15,7 @@
 #include "sdk/base/checks.h"
 #include "sdk/base/conformance.h"
 #include "sdk/base/words.h"
+#include "sdk/kit/comparison/one_line.h"
 
 namespace meshwright::conformance {
 
@@ -150,7 +151,7 @@ void randomize_shared(ParallelDims& dims, Random& random);
 std::string fingerprint(const MeshRequest& request);
 std::string fingerprint(const MeshPlan& plan);
 
-// One line of an error: "error[E0301]: message (note)".
-std::string one_line(const Error& error);
+// "error[E0301]: message (note)".
+using comparison::one_line;
 
 }  // namespace meshwright::conformance

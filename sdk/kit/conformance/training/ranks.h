@@ -19,6 +19,8 @@
 #include "sdk/base/pipeline.h"
 #include "sdk/base/pipeline_runner.h"
 #include "sdk/base/shared_schemas.h"
+#include "sdk/kit/comparison/collect.h"
+#include "sdk/kit/comparison/pieces.h"
 #include "sdk/kit/conformance/cases.h"
 #include "sdk/kit/conformance/training/model.h"
 
@@ -35,22 +37,9 @@ struct Findings {
   }
 };
 
-// What one rank finds; `refusal` where the layout is not run, by the code of an error or a word.
-struct RankFound {
-  std::vector<std::string> problems;
-  std::string refusal;
-};
-
-struct RunOutcome {
-  std::map<int64_t, std::vector<std::string>> problems;  // by rank; -1: of none in particular
-  std::string refusal;
-};
-
-// What `body` throws is a problem of its rank, Error(not_in_release | device_unavailable) a
-// refusal. A rank that found something before is not asked for what its exception says, nor is one
-// whose group failed after another rank had found something: that mostly follows.
-RunOutcome collect(int64_t ranks,
-                   const std::function<void(const std::shared_ptr<World>&, RankFound&)>& body);
+using comparison::collect;
+using comparison::RankFound;
+using comparison::RunOutcome;
 
 // The first that each rank found: what follows is mostly its consequence.
 void tell(const RunOutcome& outcome, const std::string& where, Findings& findings);
@@ -75,28 +64,16 @@ void sum_tied(World& world, const MeshPlan& mesh, const PipelinePlan& plan,
 // Whether this rank has the end of the model.
 bool has_last_stage(const World& world, const MeshPlan& mesh, const PipelinePlan& plan);
 
-// Parts of parameters as ranks hold them, put beside whole ones. Not for use outside the kit.
+// Parts of parameters as ranks hold them.
 
-// The elements of a whole tensor that a region has, in its order: int64.
-at::Tensor positions_in(const Region& region, const std::vector<int64_t>& shape);
-// They themselves, in the shape that the region is stored in.
-at::Tensor cut(const at::Tensor& whole, const Region& region);
-
-// "element [2, 3]" of a tensor of that shape.
-std::string element_text(int64_t position, const std::vector<int64_t>& shape);
-std::string number_text(double value);
-std::string shape_text(at::IntArrayRef shape);
-
-// Where two tensors of one shape differ most, if by more than `tolerance`; NaN is a difference.
-struct Difference {
-  int64_t at = 0;  // in the flattened tensor
-  double found = 0, expected = 0;
-};
-std::optional<Difference> difference(const at::Tensor& found, const at::Tensor& expected,
-                                     double tolerance);
-// "0.5 at element [2, 3], ", of a part at the place that it has in the whole.
-std::string text_of(const Difference& difference, const Region& region,
-                    const std::vector<int64_t>& shape);
+using comparison::cut;
+using comparison::Difference;
+using comparison::difference;
+using comparison::element_text;
+using comparison::number_text;
+using comparison::positions_in;
+using comparison::shape_text;
+using comparison::text_of;
 
 // Where `local` lies among the values that an optimizer updates; nullopt: it is no view of them.
 struct Place {

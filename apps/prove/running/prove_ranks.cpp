@@ -1,0 +1,428 @@
+#include "apps/prove/running/prove_ranks.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "apps/prove/running/captured.h"
+#include "sdk/base/files/durable.h"
+#include "sdk/base/handed_files.h"
+#include "sdk/base/plain_text.h"
+#include "sdk/base/words.h"
+#include "sdk/kit/comparison/collect.h"
+#include "sdk/kit/comparison/pieces.h"
+
+namespace meshwright::prove {
+
+using at::Tensor;
+using comparison::Assembly;
+
+namespace {
+
+constexpr double kExact = 1e-10;  // float64, sums in another order
+// AdamW divides by the root of a square: where a gradient is nearly nothing, its rounding counts.
+constexpr double kUpdate = 1e-6;
+constexpr std::chrono::seconds kCollective{20};
+
+const std::vector<std::string>& wide_sets() {
+  static const std::vector<std::string> sets = {"model.torch_dtype=float64",
+                                                "distributed.mp_policy.param_dtype=float64",
+                                                "distributed.mp_policy.reduce_dtype=float64",
+                                                "distributed.mp_policy.output_dtype=float64",
+                                                "distributed.moe.mp_policy.param_dtype=none",
+                                                "distributed.moe.mp_policy.reduce_dtype=none",
+                                                "distributed.moe.mp_policy.output_dtype=none",
+                                                "distributed.moe.lm_head_precision=none",
+                                                "distributed.autocast_dtype=none",
+                                                "optimizer.main_dtype=none"};
+  return sets;
+}
+
+double largest(const Tensor& t) {
+  return t.numel() == 0
+             ? 0
+             : t.abs().nan_to_num(std::numeric_limits<double>::infinity()).max().item<double>();
+}
+
+double apart(double found, double expected) {
+  if (!std::isfinite(found) && !std::isfinite(expected)) return 0;
+  const double scale = std::max(std::abs(expected), 1e-30);
+  const double out = std::abs(found - expected) / scale;
+  return std::isfinite(out) ? out : HUGE_VAL;
+}
+
+using Whole = std::map<std::string, Tensor>;
+
+// The tensors that ranks hold in parts.
+struct Joined {
+  Whole whole;
+  std::string differ;  // the first contradiction of replicas
+  std::string holes;   // the first element that no rank holds
+};
+
+Joined join(const std::vector<const std::vector<Part>*>& ranks) {
+  Joined out;
+  std::map<std::string, Assembly> all;
+  for (size_t rank = 0; rank < ranks.size(); ++rank)
+    for (const Part& part : *ranks[rank]) {
+      Assembly& one = all.try_emplace(part.name, part.shape, part.values.options()).first->second;
+      const auto wrong = one.add(static_cast<int64_t>(rank), part.region, part.values);
+      if (wrong && out.differ.empty())
+        out.differ = part.name + ": rank " + std::to_string(rank) + " has " +
+                     comparison::number_text(wrong->mine) + " at " +
+                     comparison::element_text(wrong->at, one.shape()) + ", rank " +
+                     std::to_string(wrong->other) + " " + comparison::number_text(wrong->theirs);
+    }
+  for (auto& [name, one] : all) {
+    if (one.owners().lt(0).any().item<bool>() && out.holes.empty())
+      out.holes = name + " is not held whole by the ranks";
+    out.whole[name] = one.whole().to(at::kDouble);
+  }
+  return out;
+}
+
+struct Worst {
+  double difference = 0;
+  std::string where;
+  void take(double one, const std::string& at) {
+    if (one > difference || (where.empty() && one >= difference)) difference = one, where = at;
+  }
+};
+
+// Of each tensor the largest difference over its own largest element; of one that is nearly zero
+// beside the largest of all, over a thousandth of that.
+Worst worst_of(const Whole& found, const Whole& expected) {
+  double scale = 0;
+  for (const auto& [name, tensor] : expected) scale = std::max(scale, largest(tensor));
+  Worst out;
+  if (expected.empty()) out.take(HUGE_VAL, "there is nothing to compare");
+  for (const auto& [name, tensor] : expected) {
+    const auto at = found.find(name);
+    const double mine = std::max(largest(tensor), 1e-3 * scale);
+    const double one = at == found.end() || at->second.sizes() != tensor.sizes()
+                           ? HUGE_VAL
+                           : largest(at->second - tensor);
+    out.take(mine > 0 ? one / mine : one, name);
+  }
+  return out;
+}
+
+// The distance of all of them together: of an update whose gradient is next to nothing, rounding
+// decides the sign under AdamW.
+Worst distance_of(const Whole& found, const Whole& expected) {
+  double apart = 0, all = 0;
+  for (const auto& [name, tensor] : expected) {
+    const auto at = found.find(name);
+    all += tensor.square().sum().item<double>();
+    apart += at == found.end() || at->second.sizes() != tensor.sizes()
+                 ? HUGE_VAL
+                 : (at->second - tensor).square().sum().item<double>();
+  }
+  return {all > 0 ? std::sqrt(apart / all) : HUGE_VAL, "all parameters together"};
+}
+
+Whole unclipped(const Whole& gradients, double factor) {
+  Whole out;
+  for (const auto& [name, tensor] : gradients) out[name] = tensor / factor;
+  return out;
+}
+
+Whole only(const Whole& all, const std::string& state, bool others = false) {
+  Whole out;
+  for (const auto& [name, tensor] : all)
+    if (name.starts_with(state) != others) out[name] = tensor;
+  return out;
+}
+
+Whole updates(const Whole& begin, const Whole& end) {
+  Whole out;
+  for (const auto& [name, tensor] : end)
+    if (const auto at = begin.find(name); at != begin.end() && at->second.sizes() == tensor.sizes())
+      out[name] = tensor - at->second;
+  return out;
+}
+
+double norm_of(const Whole& all) {
+  double out = 0;
+  for (const auto& [name, tensor] : all) out += tensor.square().sum().item<double>();
+  return std::sqrt(out);
+}
+
+// What a run on any number of ranks came to.
+struct Run {
+  std::vector<Captured> ranks;
+  Joined gradients, begin, end;
+  Whole raw;  // gradients before they are clipped
+
+  void put_together() {
+    std::vector<const std::vector<Part>*> gradients_of, begin_of, end_of;
+    for (const Captured& rank : ranks) {
+      gradients_of.push_back(&rank.gradients);
+      begin_of.push_back(&rank.begin);
+      end_of.push_back(&rank.end);
+    }
+    gradients = join(gradients_of);
+    begin = join(begin_of);
+    end = join(end_of);
+    raw = unclipped(gradients.whole, ranks.front().clipped_by);
+  }
+};
+
+class Proof {
+ public:
+  explicit Proof(const Request& request) : request_(request) {
+    base::hand_files(request.job.files);
+  }
+
+  Findings run() {
+    const auto begin = std::chrono::steady_clock::now();
+    out_.dtypes = request_.wide ? "float64" : "the job's dtypes";
+    if (const std::optional<Run> truth = go(request_.job.alone, wide_sets(), 1, "one process: ")) {
+      std::optional<Run> near;
+      if (!request_.wide) near = go(request_.job.alone, {}, 1, "one process: ");
+      const std::vector<std::string> none;
+      const std::optional<Run> ranks =
+          go(request_.job.toml, request_.wide ? wide_sets() : none, request_.job.ranks, "");
+      if (ranks && (near || request_.wide)) compare(*truth, near ? &*near : nullptr, *ranks);
+    }
+    out_.seconds = base::ms_since(begin) / 1000;
+    return std::move(out_);
+  }
+
+ private:
+  // nullopt: some rank did not come to its end, which is told.
+  std::optional<Run> go(const std::string& toml, const std::vector<std::string>& sets,
+                        int64_t ranks, const std::string& who) {
+    Run out;
+    out.ranks.resize(static_cast<size_t>(ranks));
+    const comparison::RunOutcome outcome = comparison::collect(
+        ranks,
+        [&](const std::shared_ptr<World>& world, comparison::RankFound&) {
+          out.ranks[static_cast<size_t>(world->rank())] = run_job(request_, toml, sets, world);
+        },
+        kCollective);
+    for (const auto& [rank, problems] : outcome.problems)
+      for (const std::string& problem : problems)
+        out_.problems.push_back(
+            who + (rank >= 0 && ranks > 1 ? "rank " + std::to_string(rank) + ": " : "") + problem);
+    if (!outcome.refusal.empty()) out_.problems.push_back(who + "refused: " + outcome.refusal);
+    if (!out_.problems.empty()) return std::nullopt;
+    out.put_together();
+    return out;
+  }
+
+  // `measure` gives how far a run is from the truth; in the job's dtypes one process is some way
+  // from it by rounding alone, and ranks may be a few times as far.
+  template <class Measure>
+  void row(const std::string& what, double exact, const Run* near, const Run& ranks,
+           const Measure& measure) {
+    const Worst found = measure(ranks);
+    Row one{.what = what, .difference = found.difference, .tolerance = exact, .where = found.where};
+    if (near != nullptr) {
+      const double rounding = measure(*near).difference;
+      one.tolerance = std::max(8 * rounding, 1e-6);
+      if (!(rounding < 0.1))
+        one.not_compared = text::format("rounding alone moves it by %.0e in one process", rounding);
+    }
+    out_.rows.push_back(std::move(one));
+  }
+
+  void compare(const Run& truth, const Run* near, const Run& ranks) {
+    const Captured& one = truth.ranks.front();
+    const bool routed_alike = near == nullptr || same_routes(one, near->ranks.front(), ranks);
+    const size_t first_row = out_.rows.size();
+    row("losses", kExact, near, ranks, [&](const Run& run) {
+      Worst out;
+      for (size_t r = 0; r < run.ranks.size(); ++r)
+        for (size_t s = 0; s < one.steps.size(); ++s)
+          out.take(apart(run.ranks[r].steps[s].loss, one.steps[s].loss),
+                   "step " + std::to_string(s) + ", rank " + std::to_string(r));
+      return out;
+    });
+    row("gradients", kExact, near, ranks,
+        [&](const Run& run) { return worst_of(run.raw, truth.raw); });
+    const double most = norm_of(truth.gradients.whole);
+    row("gradient norm", kExact, near, ranks, [&](const Run& run) {
+      Worst out;
+      for (size_t r = 0; r < run.ranks.size(); ++r)
+        out.take(apart(run.ranks[r].steps[0].grad_norm, one.steps[0].grad_norm),
+                 "rank " + std::to_string(r));
+      return out;
+    });
+    if (one.clipped_by < 1)
+      row("clipping", kExact, near, ranks, [&](const Run& run) {
+        Worst out;
+        out.take(apart(norm_of(run.gradients.whole), most), "the norm of the clipped gradients");
+        return out;
+      });
+    const std::string steps = " after " + text::counted(request_.steps, "step");
+    const Whole moved =
+        updates(only(truth.begin.whole, "weight "), only(truth.end.whole, "weight "));
+    row("updates" + steps, kUpdate, near, ranks, [&](const Run& run) {
+      const Whole mine = updates(only(run.begin.whole, "weight "), only(run.end.whole, "weight "));
+      return near == nullptr ? worst_of(mine, moved) : distance_of(mine, moved);
+    });
+    const Whole states = only(truth.end.whole, "weight ", /*others=*/true);
+    if (!states.empty())
+      row("optimizer's states", kUpdate, near, ranks, [&](const Run& run) {
+        return worst_of(only(run.end.whole, "weight ", /*others=*/true), states);
+      });
+    row("evaluation", kUpdate, near, ranks, [&](const Run& run) {
+      Worst out;
+      for (size_t r = 0; r < run.ranks.size(); ++r)
+        out.take(apart(run.ranks[r].evaluated, one.evaluated), "rank " + std::to_string(r));
+      return out;
+    });
+    if (!routed_alike)
+      for (size_t i = first_row; i < out_.rows.size(); ++i)
+        if (!out_.rows[i].ok())
+          out_.rows[i].not_compared = "by rounding, tokens went to other experts";
+    Worst counts;
+    for (size_t r = 0; r < ranks.ranks.size(); ++r)
+      for (size_t s = 0; s < one.steps.size(); ++s) {
+        const StepResult &mine = ranks.ranks[r].steps[s], &theirs = one.steps[s];
+        counts.take(static_cast<double>(std::abs(mine.count - theirs.count) +
+                                        std::abs(mine.tokens - theirs.tokens)),
+                    "step " + std::to_string(s) + ", rank " + std::to_string(r));
+      }
+    out_.rows.push_back({"targets and tokens", counts.difference, 0, counts.where});
+    const std::string& differ =
+        !ranks.end.differ.empty() ? ranks.end.differ : ranks.gradients.differ;
+    out_.rows.push_back({"replicas, to the bit", differ.empty() ? 0 : HUGE_VAL, 0, differ});
+    for (const std::string& holes : {ranks.gradients.holes, ranks.end.holes})
+      if (!holes.empty()) out_.problems.push_back(holes);
+    if (near == nullptr) find_place(truth, ranks);
+  }
+
+  // Whether rounding has sent no token to another expert.
+  static bool same_routes(const Captured& truth, const Captured& near, const Run& ranks) {
+    auto alike = [&](const Captured& other) {
+      for (size_t s = 0; s < truth.steps.size(); ++s)
+        for (size_t b = 0; b < truth.steps[s].experts.size(); ++b)
+          if (truth.steps[s].experts[b].tokens != other.steps[s].experts[b].tokens) return false;
+      return true;
+    };
+    return alike(near) && alike(ranks.ranks.front());
+  }
+
+  void find_place(const Run& truth, const Run& ranks) {
+    std::vector<comparison::RankSeen> seen;
+    for (const Captured& rank : ranks.ranks) seen.push_back(rank.seen);
+    std::vector<comparison::Seen> whole = truth.ranks.front().seen.seen;
+    for (comparison::Seen& one : whole)
+      if (one.gradient.defined()) one.gradient = one.gradient * truth.ranks.front().seen.scale;
+    const comparison::Compared found =
+        comparison::compare_modules(whole, seen, request_.job.length, 1e-9);
+    out_.modules = found.modules;
+    out_.modules_left = found.left;
+    out_.rows.push_back({"modules, forward", found.forward, 1e-9, ""});
+    out_.rows.push_back({"modules, backward", found.backward, 1e-9, ""});
+    if (found.fault) {
+      const comparison::PlaceOfFault& at = *found.fault;
+      for (Row& one : out_.rows)
+        if (one.what == (at.backward ? "modules, backward" : "modules, forward"))
+          one.where = at.module;
+      out_.faults.push_back(
+          {.what = (at.backward ? "the gradient of the output of " : "the output of ") + at.module +
+                   ", micro-batch " + std::to_string(at.micro_batch),
+           .pattern = at.pattern.text,
+           .mend = at.pattern.mend,
+           .ranks = at.ranks,
+           .difference = at.difference});
+    }
+    find_gradients(truth, ranks);
+    find_norm(truth, ranks);
+  }
+
+  // Parameters with wrong gradients, those of one pattern together.
+  void find_gradients(const Run& truth, const Run& ranks) {
+    double scale = 0;
+    for (const auto& [name, tensor] : truth.raw) scale = std::max(scale, largest(tensor));
+    std::vector<std::vector<comparison::Axis>> axes;
+    for (const Captured& rank : ranks.ranks) axes.push_back(rank.seen.axes);
+    std::vector<std::pair<comparison::Pattern, std::vector<std::string>>> groups;
+    for (const auto& [name, whole] : truth.raw) {
+      std::vector<comparison::Piece> pieces;
+      for (size_t r = 0; r < ranks.ranks.size(); ++r)
+        for (const Part& part : ranks.ranks[r].gradients)
+          if (part.name == name)
+            pieces.push_back(
+                {static_cast<int64_t>(r), part.region, part.values / ranks.ranks[r].clipped_by});
+      if (pieces.empty()) {
+        out_.problems.push_back("no rank has a gradient of " + name);
+        continue;
+      }
+      const double mine = std::max(largest(whole), 1e-3 * scale);
+      const auto pattern = comparison::diagnose(whole, pieces, axes,
+                                                ranks.ranks.front().accumulation, kExact * mine);
+      if (!pattern) continue;
+      const auto same = std::ranges::find_if(
+          groups, [&](const auto& group) { return group.first.text == pattern->text; });
+      if (same != groups.end())
+        same->second.push_back(name);
+      else
+        groups.push_back({*pattern, {name}});
+    }
+    for (const auto& [pattern, names] : groups)
+      out_.faults.push_back(
+          {.what = (names.size() == 1 ? "the gradient of " : "the gradients of ") +
+                   text::first_few(names, 4),
+           .pattern = pattern.text,
+           .mend = pattern.mend});
+  }
+
+  // What a norm counts twice or leaves out, where the gradients themselves are right.
+  void find_norm(const Run& truth, const Run& ranks) {
+    if (worst_of(ranks.raw, truth.raw).difference > kExact &&
+        apart(norm_of(ranks.raw), ranks.ranks.front().steps[0].grad_norm) < 1e-9)
+      return;
+    const double right = norm_of(truth.raw), squares = right * right;
+    std::set<double> found;
+    for (const Captured& rank : ranks.ranks) found.insert(rank.steps[0].grad_norm);
+    const double mine = *found.rbegin();
+    if (found.size() == 1 && apart(mine, right) <= kExact) return;
+    Fault fault{.what = "the gradient norm", .difference = apart(mine, right)};
+    if (found.size() > 1) {
+      fault.pattern = "other norms on other ranks, " + comparison::number_text(*found.begin()) +
+                      " to " + comparison::number_text(mine) + "; that of one process is " +
+                      comparison::number_text(right);
+      fault.mend =
+          "clip_grad_norm() answers the same on all ranks: sum the squares over the "
+          "groups that cut the parameters (GradientSet::groups, clip_gradients())";
+      out_.faults.push_back(std::move(fault));
+      return;
+    }
+    const double more = mine * mine - squares;
+    for (const auto& [name, tensor] : truth.raw) {
+      const double own = tensor.square().sum().item<double>();
+      if (own < 1e-12 * squares) continue;
+      const double times = more / own;
+      if (std::abs(times - std::round(times)) > 1e-6 || times < -1.5 || times > 64.5 ||
+          std::abs(times) < 0.5)
+        continue;
+      fault.pattern = times < 0 ? "it leaves " + name + " out"
+                                : "it counts " + name + " " +
+                                      std::to_string(std::llround(times) + 1) + " times";
+      fault.mend =
+          "of each parameter one rank of every group of replicas counts "
+          "(GradientSet::counted, TensorParallel::gradient_sets())";
+      break;
+    }
+    if (fault.pattern.empty())
+      fault.pattern = comparison::number_text(mine / right) + " times that of one process";
+    out_.faults.push_back(std::move(fault));
+  }
+
+  const Request& request_;
+  Findings out_;
+};
+
+}  // namespace
+
+Findings prove(const Request& request) { return Proof(request).run(); }
+
+}  // namespace meshwright::prove
