@@ -589,8 +589,8 @@ The file is what dataset.kind = "tokens" reads; ids are those of the tokenizers 
   meshwright tokenize rows.jsonl --documents json --text-key text --tokenizer models/Qwen3-0.6B --out data/train.bin
 FILES are files, folders and quoted patterns, each sorted by name; *.gz and *.zst are unpacked, and
 of *.parquet the rows are read as with --documents json. A document gets what the tokenizer's
-template puts around a text, a beginning-of-text token perhaps, and at its end the token of
---document-end. Tokens have two bytes where the vocabulary allows it, else four.
+template puts around a text, a beginning-of-text token perhaps, and the token of --document-end at
+its end. Tokens have two bytes where the vocabulary allows it, else four.
 
 --tokenizer FOLDER    A folder with tokenizer.json, tokenizer.model or tekken.json, or that file.
 --out X.bin           The file to write. It appears once it is complete.
