@@ -32,5 +32,5 @@ chmod 644 "$libs"/* "$licences"/*
 glibc=$(for file in $(elf); do readelf -V "$file" 2>/dev/null; done | grep -o 'GLIBC_2\.[0-9]*' | sort -uV | tail -1)
 mkdir "$tree/libexec"
 mv "$tree/bin/meshwright" "$tree/libexec/meshwright"
-sed "s/@GLIBC@/${glibc#GLIBC_}/" "$(dirname "$0")/entry.sh" >"$tree/bin/meshwright"
+sed "s/@GLIBC@/${glibc#GLIBC_}/g" "$(dirname "$0")/entry.sh" >"$tree/bin/meshwright"
 chmod 755 "$tree/bin/meshwright"
