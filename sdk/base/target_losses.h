@@ -16,12 +16,13 @@ class MESHWRIGHT_API TargetLosses {
   ~TargetLosses();
   TargetLosses(const TargetLosses&) = delete;
   TargetLosses& operator=(const TargetLosses&) = delete;
-  // float64, one of each target in their order, by their weights and 0 where ignored. Undefined
-  // where `sum` is not what the last call returned, as where something was added to that.
-  at::Tensor of(const at::Tensor& sum) const;
+  // float64, one of each of `targets` in their order, by their weights and 0 where ignored.
+  // Undefined where `sum` is not what the last call returned, as where something was added to that,
+  // or not of these targets, as where a model chose some of them.
+  at::Tensor of(const at::Tensor& sum, const at::Tensor& targets) const;
   // cross_entropy_sum()'s own.
   static TargetLosses* kept();
-  at::Tensor losses, sum;
+  at::Tensor losses, sum, targets;
 };
 
 }  // namespace meshwright::detail

@@ -438,7 +438,10 @@ Tensor cross_entropy_sum(const Tensor& logits, const Tensor& targets, const Voca
   Tensor sum = CrossEntropySum::apply(logits, ids, shard != nullptr ? shard->begin : 0,
                                       shard != nullptr ? shard->size : logits.size(-1), group,
                                       ignore_index, flat_weights);
-  if (detail::TargetLosses* kept = detail::TargetLosses::kept(); kept != nullptr) kept->sum = sum;
+  if (detail::TargetLosses* kept = detail::TargetLosses::kept(); kept != nullptr) {
+    kept->sum = sum;
+    kept->targets = targets;
+  }
   return sum;
 }
 
@@ -449,8 +452,9 @@ static thread_local TargetLosses* target_losses = nullptr;
 TargetLosses::TargetLosses() { target_losses = this; }
 TargetLosses::~TargetLosses() { target_losses = nullptr; }
 TargetLosses* TargetLosses::kept() { return target_losses; }
-Tensor TargetLosses::of(const Tensor& of_sum) const {
-  return sum.defined() && of_sum.is_same(sum) ? losses : Tensor();
+Tensor TargetLosses::of(const Tensor& of_sum, const Tensor& of_targets) const {
+  const bool known = sum.defined() && of_sum.is_same(sum) && of_targets.is_same(targets);
+  return known ? losses : Tensor();
 }
 
 }  // namespace detail

@@ -243,8 +243,8 @@ void Run::report_step(const StepResult& result) {
     if (!no_parts_ && !losses.add_up_to(result.loss)) {
       no_parts_ = true;
       reporter_.say("warning: the loss of " + trainer_->outline().architecture +
-                    " is no sum over targets: the losses of the sources of [[dataset.mix]] are "
-                    "left out");
+                    " says nothing of single targets: the losses of the sources of "
+                    "[[dataset.mix]] are left out");
     }
     cost_.source_losses = !no_parts_;
   }

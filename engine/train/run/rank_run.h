@@ -158,7 +158,7 @@ class Run {
   Speed speed_;
   PredictionError prediction_error_;  // of the rank that leads
   bool told_no_targets_ = false;      // of the validation data
-  bool no_parts_ = false;             // the model's loss is none of its targets', which was told
+  bool no_parts_ = false;             // the sources' losses are not known, which was told
   bool disturbed_ = false;            // something was saved or evaluated since the last step
   StepCost cost_;                     // of the last step
   double lr_ = 0;                     // of the last step

@@ -91,7 +91,7 @@ Tensor loss_by_source(SourceLosses& sources, RunningModel& net, const MicroBatch
   if (several) kept.emplace();
   const Tensor sum = net.loss_sum(output, targets, weights, shard);
   c10::NoGradGuard no_grad;
-  const Tensor each = several ? kept->of(sum) : Tensor();
+  const Tensor each = several ? kept->of(sum, targets) : Tensor();
   kept.reset();
   counted.sums = at::zeros({sources.sources()}, sum.options().dtype(at::kDouble));
   if (!several) {
@@ -99,21 +99,13 @@ Tensor loss_by_source(SourceLosses& sources, RunningModel& net, const MicroBatch
     sources.tell(std::move(counted));
     return sum;
   }
-  const Tensor rows = rows_of_sources(batch.sources, sources.sources(), sum.device());
+  // A loss of the model's own says nothing of single targets: what is not told here is missing
+  // where the sources' sums are compared with the step's.
   if (each.defined()) {
+    const Tensor rows = rows_of_sources(batch.sources, sources.sources(), sum.device());
     // Chosen, and not multiplied: a row that is not a number is its source's alone.
     counted.sums.copy_(
         at::where(rows, each.view({batch.rows(), -1}).sum(1).unsqueeze(0), at::Scalar(0.0)).sum(1));
-  } else {
-    // A loss of the model's own, which says nothing of single targets: once more, of the same
-    // output, with the targets of each source alone.
-    const Tensor had = output.detach();
-    for (int64_t source = 0; source < sources.sources(); ++source) {
-      if (std::ranges::find(batch.sources, source) == batch.sources.end()) continue;
-      const Tensor others = rows.select(0, source).logical_not().unsqueeze(1);
-      counted.sums.select(0, source).copy_(
-          net.loss_sum(had, targets.masked_fill(others, kNoTarget), weights, shard));
-    }
   }
   sources.tell(std::move(counted));
   return sum;

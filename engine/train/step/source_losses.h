@@ -47,7 +47,7 @@ class SourceLosses {
   void write(double* slots) const;                       // but for the first ones
   void read(const double* slots);                        // summed over all ranks
   const std::vector<SourceLoss>& found() const { return found_; }
-  // Whether the sources' sums are the step's: so it is where a loss is a sum over targets.
+  // Whether the sources' sums are the step's: so it is where cross_entropy_sum() gave the losses.
   bool add_up_to(double mean_loss) const;
 
  private:

@@ -317,12 +317,13 @@ TEST_CASE("the losses of single targets are kept where somebody asks, cut over r
     {
       const meshwright::detail::TargetLosses kept;
       const Tensor sum = cross_entropy_sum(logits, targets, nullptr, -100, weights);
-      whole = kept.of(sum);
-      CHECK_FALSE(kept.of(sum * 1).defined());
+      whole = kept.of(sum, targets);
+      CHECK_FALSE(kept.of(sum * 1, targets).defined());
+      CHECK_FALSE(kept.of(sum, targets.clone()).defined());
     }
     {
       const meshwright::detail::TargetLosses kept;
-      cut = kept.of(cross_entropy_sum(mine, targets, &shard, -100, weights));
+      cut = kept.of(cross_entropy_sum(mine, targets, &shard, -100, weights), targets);
     }
     CHECK(meshwright::detail::TargetLosses::kept() == nullptr);
     REQUIRE(whole.defined());
