@@ -21,7 +21,7 @@ set(CPACK_DEBIAN_RUNTIME_DESCRIPTION "Plans a training job on paper, judges stra
 code runs, and trains and generates on LibTorch 2.11, which is not part of
 this package: /usr/lib/meshwright/torch is a link to its folder.")
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SHLIBDEPS ON)
-set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR}/lib ${MESHWRIGHT_TORCH_DIR}/lib)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR}/lib ${MESHWRIGHT_TORCH_DIR}/lib ${MESHWRIGHT_ARROW_DIR})
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA ${PROJECT_SOURCE_DIR}/cmake/package/triggers ${PROJECT_BINARY_DIR}/package/shlibs)
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/package/shlibs CONTENT
   "libmeshwright_c 1 meshwright (= ${PROJECT_VERSION})\nlibmeshwright_engine 1 meshwright (= ${PROJECT_VERSION})\nlibmeshwright_runtime 1 meshwright (= ${PROJECT_VERSION})\nlibmeshwright_sdk 1 meshwright (= ${PROJECT_VERSION})\n")

@@ -25,3 +25,19 @@ function(meshwright_test_cost name)
     set_tests_properties(${name} PROPERTIES COST ${seconds})
   endif()
 endfunction()
+
+# meshwright_whole(WHAT [TESTS name...] [PROGRAMS target...]): what only a changed folder can break. The tests are of the label whole_WHAT, which
+# ./check leaves out where nothing that they are made of has changed (tools/sampled.sh). Then it says so in MESHWRIGHT_LEFT_OUT, too, and programs
+# and libraries that no other test has are built for who asks for them alone.
+set(MESHWRIGHT_LEFT_OUT "" CACHE STRING "Labels of tests whose programs are not built by default")
+function(meshwright_whole what)
+  cmake_parse_arguments(arg "" "" "TESTS;PROGRAMS" ${ARGN})
+  foreach(test ${arg_TESTS})
+    set_property(TEST ${test} APPEND PROPERTY LABELS whole_${what})
+  endforeach()
+  foreach(program ${arg_PROGRAMS})
+    if(TARGET ${program} AND whole_${what} IN_LIST MESHWRIGHT_LEFT_OUT)
+      set_target_properties(${program} PROPERTIES EXCLUDE_FROM_ALL ON)
+    endif()
+  endforeach()
+endfunction()

@@ -129,7 +129,7 @@ END
 done
 
 unpacked older bullseye python3 python3-pip $essential
-cp "$work"/packed/*.whl "$work/older/packages"
+cp "$work"/packed/*.whl "$work"/given/*.tar.gz "$work/older/packages"
 inside older <<'END'
 cd /tmp
 python3 -m pip install --no-index --no-deps /packages/*.whl >out 2>&1 && fail "pip takes it"
@@ -137,6 +137,9 @@ grep -q "is not a supported wheel on this platform" out || { cat out; fail "pip 
 python3 -m zipfile -e /packages/*.whl site
 PYTHONPATH=site python3 -m meshwright --version >out 2>&1 && fail "it runs with an old glibc"
 grep -qx "error: this build needs glibc 2.34 or newer, and this system has glibc 2.31: use .*" out || { cat out; fail "the want of a newer glibc"; }
+mkdir archive && tar -xzf /packages/*.tar.gz -C archive --strip-components=1
+archive/bin/meshwright --version >out 2>&1 && fail "the archive runs with an old glibc"
+grep -qx "error: this build needs glibc 2.34 or newer, and this system has glibc 2.31: use .*" out || { cat out; fail "the archive's want of a newer glibc"; }
 END
 echo "an older Debian is told so"
 

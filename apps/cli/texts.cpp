@@ -26,6 +26,15 @@ tokenizer::Documents documents_of(const std::string& text) {
 
 }  // namespace
 
+void want_flags(const Call& call, const std::string& verb,
+                std::initializer_list<std::pair<const char*, const char*>> flags,
+                const std::string& example) {
+  for (const auto& [flag, what] : flags)
+    if (call.value(flag).empty())
+      throw Error(ErrorCode::usage, "meshwright " + verb + " wants --" + flag + " " + what)
+          .help(example);
+}
+
 std::vector<std::string> text_files(const Call& call, std::string_view to_do) {
   std::vector<std::string> files;
   std::error_code failed;

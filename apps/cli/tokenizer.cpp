@@ -229,12 +229,10 @@ void write(const Made& made, WordPattern pattern) {
 }
 
 int run_train_tokenizer(Call& call) {
-  for (const char* flag : {"vocab-size", "out"})
-    if (call.value(flag).empty())
-      throw wrong(std::string("meshwright tokenizer train wants --") + flag +
-                  (std::string_view(flag) == "out" ? " FOLDER, where the tokenizer is written"
-                                                   : " N, the number of tokens"))
-          .help("meshwright tokenizer train 'data/*.txt' --vocab-size 32000 --out model");
+  want_flags(call, "tokenizer train",
+             {{"vocab-size", "N, the number of tokens"},
+              {"out", "FOLDER, where the tokenizer is written"}},
+             "meshwright tokenizer train 'data/*.txt' --vocab-size 32000 --out model");
   Made made;
   made.out = output(call);
   made.roles = roles_of(call);
@@ -291,7 +289,8 @@ The folder gets tokenizer.json and tokenizer_config.json, which Meshwright and t
 Vocabulary and merges are those of the tokenizers library, whatever the number of threads.
   meshwright tokenizer train corpus --vocab-size 32000 --out model
   meshwright tokenizer train rows.jsonl --documents json --vocab-size 64000 --special '<|im_start|>' --special '<|im_end|>' --out model
-FILES are files, folders and quoted patterns. Memory holds the words of the text, each once: of
+FILES are files, folders and quoted patterns; *.gz and *.zst are unpacked, and of *.parquet the
+rows are read as with --documents json. Memory holds the words of the text, each once: of
 much more than ten gigabytes a part gives the same tokenizer.
 
 --vocab-size N          Number of tokens: special ones, 256 bytes and what is merged of them.

@@ -106,6 +106,12 @@ bool has_plugin(const Values& run, const std::string& table) {
   return !value_of(run, table + ".plugin").empty();
 }
 
+bool validates_texts(const Values& run) {
+  const std::string table = "validation_dataset", kind = value_of(run, table + ".kind");
+  return !has_plugin(run, table) && kind == "\"text\"" &&
+         !(value_of(run, table + ".path").empty() && value_of(run, table + ".set").empty());
+}
+
 // How the data of this table are read, for other data of the same form: by their kind, or by a
 // plugin with its options.
 void read_like(const Values& run, const std::string& table, Values& out) {
@@ -121,9 +127,11 @@ void read_like(const Values& run, const std::string& table, Values& out) {
   for (const char* key : {"dtype", "seq_len", "packing", "document_end", "tokenizer"})
     if (const std::string value = value_of(run, table + "." + key); !value.empty())
       out[key] = value;
-  const std::string of_texts = table + "." + config::kTextComponent + ".";
+  // What a document is, a validation on texts says itself.
+  const std::string from = validates_texts(run) ? "validation_dataset" : table,
+                    of_texts = from + "." + config::kTextComponent + ".";
   for (const auto& [key, value] : run)
-    if (key.starts_with(of_texts)) out[key.substr(table.size() + 1)] = value;
+    if (key.starts_with(of_texts)) out[key.substr(from.size() + 1)] = value;
 }
 
 // As the run read what it learned from. Rows are read as those that it was validated with where it

@@ -2,6 +2,7 @@
 // and adapters that one word switches on.
 #include <algorithm>
 
+#include "apps/migrate/data_sets.h"
 #include "apps/migrate/trainer_args.h"
 #include "sdk/base/words.h"
 
@@ -71,33 +72,48 @@ Leaf* axolotl_adapters(Migrator& m) {
 }
 
 // What an item of `datasets` says that its columns and roles here do not.
-void about_rows(Migrator& m, const Value& rows, const Leaf& from) {
-  const std::string own = "dataset.jsonl.";
+void about_rows(Migrator& m, const std::string& table, const Value& rows, const Leaf& from,
+                DataSet& out) {
+  const bool columns = m.knows(table + ".jsonl.fields");
   for (const Entry& entry : rows.entries) {
     const Leaf part{from.key + "." + entry.key, entry.place, entry.value};
     const std::string text = text::normal(entry.value.text);
     auto is = [&](const char* key) { return entry.key == key; };
+    auto wish = [&](const char* key, Value value, const char* why = "") {
+      out.wishes.insert_or_assign(key, DataSet::Wish{part, std::move(value), why});
+    };
+    auto field = [&](const char* name) {
+      Value named;
+      named.entries.push_back({name, {}, Value(entry.value.text)});
+      wish("fields", named);
+    };
     if (is_empty(entry.value) || is("path") || is("data_files") || is("ds_type") || is("name"))
       continue;
     if (is("split")) {
-      if (text.find('[') != std::string::npos)
-        m.left(part, "see dataset.path: name the files of that part");
+      if (!out.files.empty() && text.find('[') != std::string::npos)
+        m.left(part, "see " + table + ".path: name the files of that part");
     } else if (is("type") && entry.value.kind == Value::Kind::string) {
+      if (out.text) continue;
       if (text.starts_with("chat_template"))
-        m.set(own + "format", Value("messages"), from, "what rows of that type hold");
-      else if (text == "completion" || text == "pretrain")
-        m.set(own + "format", Value("text"), from, "what rows of that type hold");
+        wish("format", Value("messages"), "what rows of that type hold");
       else
         m.left(
             part,
             "here the columns of the rows say it: Alpaca's, questions with answers and ShareGPT's "
             "are known, others are named in dataset.jsonl.fields");
     } else if (is("field_messages")) {
-      if (text != "messages" && text != "conversations" &&
-          !m.set_fields("dataset", {{"messages", entry.value.text}}, from))
+      if (text == "messages" || text == "conversations") continue;
+      if (columns)
+        field("messages");
+      else
         m.left(part, "rows here have messages or conversations: rename the column");
     } else if (is("field") || is("text_column")) {
-      if (text != "text" && !m.set_fields("dataset", {{"text", entry.value.text}}, from))
+      if (text == "text") continue;
+      if (out.text)
+        wish("text_field", Value(entry.value.text));
+      else if (columns)
+        field("text");
+      else
         m.left(part, "rows here have text: rename the column");
     } else if (is("message_property_mappings")) {
       for (const Entry& column : entry.value.entries) {
@@ -111,7 +127,7 @@ void about_rows(Migrator& m, const Value& rows, const Leaf& from) {
       }
     } else if (is("roles_to_train") && items_of(entry.value).size() == 1 &&
                items_of(entry.value)[0].text == "assistant") {
-      m.set(own + "train_on", Value("assistant"), from);
+      wish("train_on", Value("assistant"));
     } else if (is("chat_template") && text == "tokenizer_default") {
       continue;
     } else {
@@ -120,50 +136,50 @@ void about_rows(Migrator& m, const Value& rows, const Leaf& from) {
   }
 }
 
-// The files of an item: a path of its own, or those that a reader like "json" is given.
-Value files_of(const Value& rows) {
-  const Entry *path = rows.find("path"), *files = rows.find("data_files");
-  if (files == nullptr || is_empty(files->value))
-    return path == nullptr ? list_of({}) : path->value;
-  const bool reader = path == nullptr || path->value.text == "json" ||
-                      path->value.text == "jsonl" || !is_path(path->value.text);
-  if (reader && path != nullptr && path->value.text != "json" && path->value.text != "jsonl")
-    return path->value;  // files of a name on the hub
-  std::vector<Value> all = items_of(files->value);
-  if (!reader)
-    for (Value& one : all) one.text = path->value.text + "/" + one.text;
-  return list_of(std::move(all));
+bool is_type(const Value& item, std::initializer_list<std::string_view> types) {
+  const Entry* type = item.find("type");
+  return type != nullptr && std::ranges::find(types, type->value.text) != types.end();
 }
 
-bool rows_of_list(Migrator& m, const char* table, Leaf& list) {
-  const std::vector<Value> all = items_of(list.value);
-  if (all.size() != 1) {
-    m.set(std::string(table) + ".plugin", Value("jsonl"), list, "rows of JSON Lines");
-    m.left(list, std::string(table) +
-                     ".path names one file, folder or pattern; several are [[dataset.mix]] here, "
-                     "and there are " +
-                     std::to_string(all.size()));
-    return false;
+// How documents share samples, in [dataset.text].
+struct TextPacks {
+  const char *packing, *why;
+  const Leaf* from;  // what says so; nullptr: nothing does
+};
+constexpr const char* kPieces =
+    "documents of more than sequence_len tokens are cut in pieces there, too; there the first "
+    "token of a piece is never learnt, and what is behind 64 pieces is left out";
+
+// All sets of a list; `packs`: how those of texts are packed.
+bool axolotl_sets(Migrator& m, const std::string& table, const Leaf& list, bool stream,
+                  const TextPacks& packs, const std::string& why) {
+  std::vector<Value> items = items_of(list.value);
+  if (stream && items.size() > 1) {
+    m.left(list, "the first of them alone is read there");
+    items.resize(1);
   }
-  const Value one = all[0];
-  return rows_of(m, table, one.is_table() ? files_of(one) : one, list);
+  std::vector<DataSet> sets;
+  for (const Value& item : items) {
+    DataSet one = data_set_of(item);
+    one.text = m.knows(table + ".text.packing") &&
+               (is_type(item, {"completion", "pretrain"}) ||
+                (stream && (!item.is_table() || item.find("type") == nullptr)));
+    if (item.is_table()) about_rows(m, table, item, list, one);
+    sets.push_back(std::move(one));
+  }
+  const bool local = read_data_sets(m, table, sets, list, why);
+  if (std::ranges::none_of(sets, &DataSet::text)) return local;
+  m.set(table + ".text.packing", Value(packs.packing), packs.from != nullptr ? *packs.from : list,
+        packs.why);
+  if (const Leaf* words = m.find("tokenizer_config"); is_text(words) && table == "dataset")
+    m.set("dataset.tokenizer", Value(local_folder(words->value.text)), *words,
+          download(words->value.text));
+  return local;
 }
 
-void axolotl_data(Migrator& m) {
-  Leaf *sets = m.take("datasets"), *stream = m.take("pretraining_dataset"),
-       *tests = m.take("test_datasets"), *share = m.find("val_set_size"),
-       *packs = m.take("sample_packing"), *in_order = m.take("sample_packing_sequentially"),
-       *mixed = m.take("shuffle_merged_datasets"), *longer = m.take("excess_length_strategy"),
-       *inputs = m.take("train_on_inputs");
-  Leaf* rows = is_said(sets) ? sets : is_said(stream) ? stream : nullptr;
+void axolotl_rows(Migrator& m, const Leaf* packs, const Leaf* in_order, const Leaf* inputs) {
   const std::string own = "dataset.jsonl.";
-  if (rows != nullptr) {
-    rows_of_list(m, "dataset", *rows);
-    const std::vector<Value> all = items_of(rows->value);
-    if (all.size() == 1 && all[0].is_table()) about_rows(m, all[0], *rows);
-  }
-  if (is_said(tests)) rows_of_list(m, "validation_dataset", *tests);
-  if (is_number(share) && as_number(share->value) == 0) share->used = true;
+  Leaf* longer = m.take("excess_length_strategy");
   if (is_true(inputs))
     m.set(own + "train_on", Value("all"), *inputs);
   else if (is_false(inputs))
@@ -183,6 +199,47 @@ void axolotl_data(Migrator& m) {
   else
     m.assume(own + "truncate", Value("drop"), "axolotl's default");
   if (kept == "raise") m.left(*longer, "see dataset.jsonl.truncate: right, left or drop");
+}
+
+void axolotl_data(Migrator& m) {
+  Leaf *sets = m.take("datasets"), *stream = m.take("pretraining_dataset"),
+       *tests = m.take("test_datasets"), *share = m.find("val_set_size"),
+       *packs = m.take("sample_packing"), *in_order = m.take("sample_packing_sequentially"),
+       *mixed = m.take("shuffle_merged_datasets"), *inputs = m.take("train_on_inputs");
+  const TextPacks pieces{is_true(packs) ? is_true(in_order) ? "sequential" : "bfd" : "none",
+                         kPieces, packs};
+  const std::string together =
+      "each is read once an epoch, as axolotl reads what it joins" +
+      std::string(is_true(packs) ? "; a sample has rows of one alone" : "");
+  if (is_said(sets)) {
+    axolotl_sets(m, "dataset", *sets, false, pieces, together);
+    if (is_said(stream)) m.left(*stream, "datasets are read in its place here");
+  } else if (is_said(stream)) {
+    const Leaf* sees = m.take("pretrain_multipack_attn");
+    const bool apart = is_true(packs) && !is_false(sees);
+    if (sees != nullptr && is_true(packs))
+      m.set("dataset.text.attention", Value(apart ? "document" : "sample"), *sees);
+    else if (is_said(sees))
+      m.left(*sees, "it counts with sample_packing alone");
+    axolotl_sets(m, "dataset", *stream, true,
+                 {apart ? "bfd" : "stream",
+                  apart ? "packs are filled in another order there, and pieces of longer documents "
+                          "have 256 tokens in common"
+                        : "there a document that does not fit begins the next sample, and what is "
+                          "behind sequence_len of it is left out; here all is one stream",
+                  packs},
+                 together);
+  }
+  if (is_said(tests))
+    axolotl_sets(
+        m, "validation_dataset", *tests, false, pieces,
+        "a loss of its own here, and validation_loss is their mean; there all are one set");
+  if (is_number(share) && as_number(share->value) == 0) share->used = true;
+  // Of texts alone the options of rows say nothing.
+  if (m.is_set("dataset.plugin") || !(is_said(sets) || is_said(stream)))
+    axolotl_rows(m, packs, in_order, inputs);
+  else if (is_said(inputs))
+    m.left(*inputs, "all of a text is learnt, there, too");
   if (is_false(mixed))
     m.left(*mixed,
            "it is about whole files; rows are drawn in random order there, and here unless "
@@ -245,7 +302,7 @@ void from_axolotl(Migrator& m) {
   const int64_t ranks = axolotl_distribution(m);
   trainer_batches(m, kAxolotlArgs, ranks);
   axolotl_data(m);
-  trainer_saves(m, kAxolotlArgs, steps, m.is_set("validation_dataset.path"));
+  trainer_saves(m, kAxolotlArgs, steps, m.reads("validation_dataset"));
   const Leaf* said = m.find("bf16");
   const bool other = said != nullptr || is_true(m.find("fp16"));
   const Leaf* narrow = trainer_precision(m, true);

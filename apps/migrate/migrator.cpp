@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "engine/config/describe.h"
+#include "engine/config/sources.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 
@@ -110,6 +111,14 @@ Leaf* Migrator::take(std::string_view key) {
   return leaf;
 }
 
+std::vector<Leaf*> Migrator::take_table(std::string_view prefix) {
+  std::vector<Leaf*> out;
+  for (Leaf& leaf : leaves_)
+    if (!leaf.used && leaf.key.starts_with(prefix)) out.push_back(&leaf);
+  for (Leaf* leaf : out) leaf->used = true;
+  return out;
+}
+
 void Migrator::drop(std::initializer_list<const char*> keys) {
   for (const char* key : keys) take(key);
 }
@@ -139,6 +148,17 @@ void Migrator::set(const std::string& key, Value value, const Leaf& from, const 
   if (auto [at, added] = set_.try_emplace(key, Set{std::move(value), &from, why});
       !added && at->second.from != &from)
     left(from, key + " is already set by " + at->second.from->key);
+}
+
+void Migrator::add(const std::string& list, std::vector<std::pair<std::string, Value>> keys,
+                   const Leaf& from, const std::string& why) {
+  items_.push_back({list, std::move(keys), from, why});
+}
+
+bool Migrator::reads(const std::string& table) const {
+  return is_set(table + ".path") || std::ranges::any_of(items_, [&](const Item& item) {
+           return item.list == sources_of(table);
+         });
 }
 
 bool Migrator::set_fields(const std::string& table,
@@ -340,6 +360,11 @@ std::string Migrator::tables() const {
     text += std::string(name) + " = " + to_toml(set.value) +
             (set.why.empty() ? "" : "  # guessed: " + one_line(set.why)) + "\n";
   });
+  for (const Item& item : items_) {
+    text += "\n[[" + item.list + "]]" +
+            (item.why.empty() ? "" : "  # guessed: " + one_line(item.why)) + "\n";
+    for (const auto& [key, value] : item.keys) text += key + " = " + to_toml(value) + "\n";
+  }
   return text;
 }
 
@@ -354,7 +379,11 @@ void Migrator::check() {
     for (PluginSchemas::Component& one : plugins_.components) {
       const std::string& table = one.schema.table;  // "dataset.jsonl"
       const size_t dot = table.find('.');
-      one.active = source.component(table.substr(0, dot).c_str()) == table.substr(dot + 1);
+      const std::string of = table.substr(0, dot), name = table.substr(dot + 1);
+      one.active = source.component(of.c_str()) == name ||
+                   (of != "model" &&
+                    std::ranges::any_of(source_plugins(source, of),
+                                        [&](const auto& plugin) { return plugin.first == name; }));
     }
     if (diagnostics.ok()) resolve(source, plugins_, strategy, diagnostics);
     if (diagnostics.ok()) return;
@@ -379,7 +408,7 @@ void Migrator::say_missing() {
     want("model.config", "a Hugging Face config.json, or model.pretrained, a folder with weights");
   auto kind = set_.find("dataset.kind");
   bool mock = kind != set_.end() && kind->second.value.text == "mock";
-  if (!is_set("dataset.path") && !mock)
+  if (!reads("dataset") && !mock)
     want("dataset.path",
          "files of text or tokens on this machine, and dataset.kind; `meshwright tokenize` makes "
          "tokens");
@@ -400,6 +429,14 @@ void Migrator::account() {
       out_.guessed.push_back(std::move(line));
     }
   });
+  for (const Item& item : items_) {
+    std::vector<std::string> keys;
+    for (const auto& [key, value] : item.keys) keys.push_back(key + " = " + to_toml(value));
+    Line line{item.from.key, item.from.place.line, shown(item.from.value),
+              "[[" + item.list + "]] " + text::join(keys, ", ")};
+    if (!item.why.empty()) line.text += ": " + item.why;
+    (item.why.empty() ? out_.carried : out_.guessed).push_back(std::move(line));
+  }
 }
 
 Migration Migrator::finish() {

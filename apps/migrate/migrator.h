@@ -75,6 +75,8 @@ class Migrator {
   bool has_table(const std::string& prefix) const;  // whether a key begins with it
   // The leaf, which then counts as dealt with.
   Leaf* take(std::string_view key);
+  // All leaves that nobody has dealt with and that begin so; they count as dealt with.
+  std::vector<Leaf*> take_table(std::string_view prefix);
   // Takes what says nothing more, without a word.
   void drop(std::initializer_list<const char*> keys);
   void drop_table(std::string_view prefix);
@@ -85,6 +87,11 @@ class Migrator {
   // Where two keys of theirs are one of ours, the first one counts. `why`: it is a guess.
   void set(const std::string& key, Value value, const Leaf& from, const std::string& why = {});
   bool is_set(const std::string& key) const { return set_.contains(key); }
+  // One table more of a list, [[dataset.mix]], with its keys in this order.
+  void add(const std::string& list, std::vector<std::pair<std::string, Value>> keys,
+           const Leaf& from, const std::string& why);
+  // Whether [dataset] or [validation_dataset] names data.
+  bool reads(const std::string& table) const;
   void unset(const std::string& key) { set_.erase(key); }
   void left(const Leaf& leaf, const std::string& why);
   // What the other program does where its file says nothing, under our key; `why` says so. Counts
@@ -135,6 +142,13 @@ class Migrator {
     std::string why;  // not empty: a guess
   };
 
+  struct Item {
+    std::string list;
+    std::vector<std::pair<std::string, Value>> keys;
+    Leaf from;
+    std::string why;
+  };
+
   // What has the same name here, or stands in the table of names.
   void plain(Leaf& leaf);
   void carry(const ForeignName& known, Leaf& leaf);
@@ -160,6 +174,7 @@ class Migrator {
   PluginSchemas plugins_;
   std::vector<OptionSchema> schemas_;
   std::map<std::string, Set> set_;
+  std::vector<Item> items_;  // of lists, those of one behind each other
   Migration out_;
 };
 

@@ -322,7 +322,10 @@ void trainer_adapters(Migrator& m, const TrainerArgs& args, const Leaf* on) {
       if (is_said(leaf)) m.left(*leaf, "the modules are those of lora.adapter");
     return;
   }
-  number(rank, "lora.r", integer_value(args.rank));
+  if (is_said(rank))
+    m.set("lora.r", rank->value, *rank);
+  else
+    m.set("lora.r", integer_value(args.rank), *on, of_program(args));
   number(alpha, "lora.alpha", integer_value(args.alpha));
   number(drop, "lora.dropout", number_value(args.dropout));
   const std::vector<Value> names =
@@ -352,7 +355,13 @@ Leaf* trainer_precision(Migrator& m, bool otherwise) {
   const std::string key = "distributed.mp_policy.param_dtype";
   Leaf *bf16 = m.take("bf16"), *fp16 = m.take("fp16");
   for (const char* other : {"bfloat16", "float16"})
-    if (Leaf* leaf = m.take(other); is_true(leaf)) (other[0] == 'b' ? bf16 : fp16) = leaf;
+    if (Leaf* leaf = m.take(other); is_true(leaf)) {
+      Leaf*& shorter = other[0] == 'b' ? bf16 : fp16;
+      if (is_true(shorter))
+        m.left(*leaf, shorter->key + " says the same");
+      else
+        shorter = leaf;
+    }
   const bool wide = bf16 != nullptr && (is_true(bf16) || is_text(bf16));  // "auto", "full"
   if (is_true(fp16)) {
     m.set(key, Value("float16"), *fp16);
@@ -375,6 +384,10 @@ void trainer_other_keys(Migrator& m) {
                              "use_comet", "use_swanlab", "trackio_"})
     m.leave(prefix, "wandb_project");
   m.leave("fsdp_transformer_layer_cls_to_wrap", "fsdp");
+  if (Leaf* across = m.find("average_tokens_across_devices"); is_false(across)) {
+    across->used = true;
+    m.left(*across, "the loss is the mean over the targets of a step, those of all ranks");
+  }
   Leaf *to = m.take("report_to"), *limit = m.find("ddp_timeout");
   if (to != nullptr) {
     bool board = false, others = false;
@@ -395,22 +408,6 @@ void trainer_other_keys(Migrator& m) {
     m.left(*again, "see checkpoint.resume: a checkpoint of this program");
   else if (is_false(again))
     m.assume("checkpoint.resume", Value("none"), "nothing is resumed there");
-}
-
-bool rows_of(Migrator& m, const char* table, const Value& path, const Leaf& from) {
-  const std::string name = table;
-  const std::vector<Value> files = items_of(path);
-  m.set(name + ".plugin", Value("jsonl"), from, "rows of JSON Lines");
-  if (files.size() != 1 || files[0].kind != Value::Kind::string || is_empty(files[0])) {
-    if (!files.empty()) m.left(from, "see " + name + ".path: one file, folder or pattern");
-    return false;
-  }
-  if (!is_path(files[0].text)) {
-    m.left(from, std::string(kDataOfHub) + " and name them as " + name + ".path");
-    return false;
-  }
-  m.set(name + ".path", files[0], from);
-  return true;
 }
 
 }  // namespace meshwright::config

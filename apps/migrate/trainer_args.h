@@ -40,8 +40,4 @@ void trainer_adapters(Migrator& m, const TrainerArgs& args, const Leaf* on);
 Leaf* trainer_precision(Migrator& m, bool otherwise);
 void trainer_other_keys(Migrator& m);
 
-// One file, folder or pattern of this machine as the path of that table, whose rows the plugin
-// jsonl reads; false, and the leaf is told of, where there is none.
-bool rows_of(Migrator& m, const char* table, const Value& path, const Leaf& from);
-
 }  // namespace meshwright::config

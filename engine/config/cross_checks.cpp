@@ -259,22 +259,38 @@ ListenAddress parse_listen_address(std::string_view text, const std::string& key
 
 namespace {
 
+// A notice for this key of the table, or for all of them ("*").
+void tell_without_effect(const Options& table, std::string_view key, const std::string& because,
+                         Diagnostics& diagnostics) {
+  for (const meshwright_option* option : table.schema().options) {
+    if (key != "*" && key != option->name) continue;
+    // Said to those who ask for something, not to those who write the default down.
+    if (table.is_given(option->name) && table.value(option->name) != default_of(*option))
+      diagnostics.notice(table.schema().table + "." + option->name + " has no effect " + because);
+  }
+}
+
+// The same of tables of kinds of data that nothing is read by: texts without a tokenizer are bytes.
+void tell_idle_data(const Config& config, const PluginSchemas& plugins, Diagnostics& diagnostics) {
+  for (const PluginSchemas::Component& one : plugins.components) {
+    const std::string table = one.schema.table.substr(0, one.schema.table.find('.')),
+                      name = one.schema.table.substr(table.size() + 1);
+    if (one.active || table == "model") continue;
+    tell_without_effect(config.table(one.schema.table), "*",
+                        name == kTextComponent
+                            ? "unless " + table + ".kind = \"text\" is read with a tokenizer"
+                            : "without " + table + ".plugin = \"" + name + "\"",
+                        diagnostics);
+  }
+}
+
 // Adds a notice for every key that somebody set to another value than its default although another
 // setting takes its effect away. Keys of [distributed] and of the engine's own tables; those of a
 // strategy's table are the strategy's to judge, and what depends on the model is said by the plan.
 void tell_idle(const Config& config, Diagnostics& diagnostics) {
-  for (const Rule& rule : kRules) {
-    if (rule.works(config) || in_doubt(rule, diagnostics)) continue;
-    const Options& table = config.table(rule.table);
-    for (const meshwright_option* option : table.schema().options) {
-      if (std::string_view(rule.key) != "*" && std::string_view(rule.key) != option->name) continue;
-      // Said to those who ask for something, not to those who write the default down.
-      if (!table.is_given(option->name) || table.value(option->name) == default_of(*option))
-        continue;
-      diagnostics.notice(table.schema().table + "." + option->name + " has no effect " +
-                         rule.because);
-    }
-  }
+  for (const Rule& rule : kRules)
+    if (!rule.works(config) && !in_doubt(rule, diagnostics))
+      tell_without_effect(config.table(rule.table), rule.key, rule.because, diagnostics);
   if (with_ep(config) &&
       config.shared.moe.lm_head_precision.value_or(DType::float32) != DType::float32)
     diagnostics.notice(
@@ -495,9 +511,11 @@ class CrossChecks {
 
 }  // namespace
 
-void check_between_keys(Config& config, const Source::Impl& source, Diagnostics& diagnostics) {
+void check_between_keys(Config& config, const Source::Impl& source, const PluginSchemas& plugins,
+                        Diagnostics& diagnostics) {
   CrossChecks(config, source, diagnostics).run();
   tell_idle(config, diagnostics);
+  tell_idle_data(config, plugins, diagnostics);
 }
 
 }  // namespace meshwright::config

@@ -40,6 +40,7 @@ ListenAddress parse_listen_address(std::string_view text, const std::string& key
 // and sets step_scheduler.max_steps to "none" where epochs say how long the run is. Settings that
 // have no effect beside the others are told once each, so that nothing the file says is dropped in
 // silence.
-void check_between_keys(Config& config, const Source::Impl& source, Diagnostics& diagnostics);
+void check_between_keys(Config& config, const Source::Impl& source, const PluginSchemas& plugins,
+                        Diagnostics& diagnostics);
 
 }  // namespace meshwright::config

@@ -159,7 +159,7 @@ class Resolver {
       if (!config_.tables.contains(s.schema.table)) add(s.schema);
     for (const PluginSchemas::Component& one : plugins_.components) add(one.schema);
     read_table("", source_.root);
-    check_between_keys(config_, source_, diagnostics_);
+    check_between_keys(config_, source_, plugins_, diagnostics_);
     return std::move(config_);
   }
 

@@ -16,6 +16,7 @@
 #include "sdk/base/beside.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/hash.h"
+#include "sdk/base/unpack/unpacked_file.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::data {
@@ -526,15 +527,17 @@ namespace {
 void refuse_packed(const base::MappedFile& file, const DatasetConfig& config) {
   const std::string_view begin(reinterpret_cast<const char*>(file.bytes().data()),
                                std::min<size_t>(file.bytes().size(), 4));
-  const bool gzip = begin.starts_with("\x1F\x8B"), zstd = begin == "\x28\xB5\x2F\xFD";
-  if (!gzip && !zstd) return;
-  throw Error(ErrorCode::bad_dataset, file.path() + ": byte 0: it is packed by " +
-                                          (gzip ? "gzip" : "zstd") +
-                                          ", and bytes are read as they lie in the file")
-      .key(config.table + ".path")
-      .help(std::string("unpack it: ") + (gzip ? "gzip -dk '" : "zstd -dk '") + file.path() + "'")
+  const base::FileKind kind = base::kind_of(begin);
+  if (kind == base::FileKind::plain) return;
+  Error error(ErrorCode::bad_dataset, file.path() + ": byte 0: it is " +
+                                          (kind == base::FileKind::parquet ? "" : "packed by ") +
+                                          std::string(base::name_of(kind)) +
+                                          ", and bytes are read as they lie in the file");
+  if (kind != base::FileKind::parquet)
+    error.help("unpack it: " + std::string(base::name_of(kind)) + " -dk '" + file.path() + "'");
+  throw error.key(config.table + ".path")
       .help("set " + config.table +
-            ".tokenizer to the folder of a tokenizer: its texts may be packed");
+            ".tokenizer to the folder of a tokenizer: its texts may be packed, or Parquet");
 }
 
 }  // namespace

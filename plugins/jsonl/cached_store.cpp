@@ -19,7 +19,6 @@
 #include "meshwright/error.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/host_facts.h"
-#include "sdk/base/unpack/unpacked_file.h"
 
 namespace meshwright::jsonl {
 
@@ -33,9 +32,9 @@ std::string_view DataFile::text() const {
 namespace {
 
 // Rows are looked for from both ends of a text, and by several threads: it is there as a whole.
-std::optional<std::string> unpacked_text(const std::string& path) {
+std::optional<std::string> unpacked_text(const std::string& path, const base::Columns& columns) {
   constexpr size_t kMost = size_t{1} << 30, kSome = size_t{1} << 20;
-  base::UnpackedFile file(path, ErrorCode::bad_dataset);
+  base::UnpackedFile file(path, ErrorCode::bad_dataset, columns);
   if (!file.packed()) return std::nullopt;
   std::string out;
   for (size_t before = 0, got = kSome; got == kSome; before = out.size()) {
@@ -45,14 +44,17 @@ std::optional<std::string> unpacked_text(const std::string& path) {
     if (out.size() > kMost)
       throw Error(ErrorCode::bad_dataset, path + ": rows of more than 1 GiB once it is unpacked")
           .at({Origin::Source::file, path, 0, 0})
-          .help("unpack it, and name what comes out: such files are mapped");
+          .help(file.kind() == base::FileKind::parquet
+                    ? "divide it into several files of fewer rows"
+                    : "unpack it, and name what comes out: such files are mapped");
   }
   return out;
 }
 
 }  // namespace
 
-std::vector<DataFile> open_files(const std::vector<std::string>& paths, Packed packed) {
+std::vector<DataFile> open_files(const std::vector<std::string>& paths, Packed packed,
+                                 const base::Columns& columns) {
   namespace fs = std::filesystem;
   std::vector<DataFile> out;
   uint64_t before = 0;
@@ -61,7 +63,7 @@ std::vector<DataFile> open_files(const std::vector<std::string>& paths, Packed p
     std::error_code failed;
     if (fs::is_regular_file(path, failed) && fs::file_size(path, failed) == 0) continue;
     file.mapped.emplace(path, ErrorCode::bad_dataset);
-    if (packed == Packed::unpacked) file.unpacked = unpacked_text(path);
+    if (packed == Packed::unpacked) file.unpacked = unpacked_text(path, columns);
     before += file.text().size();
   }
   return out;
@@ -201,14 +203,17 @@ std::string temporary_name(const std::string& key) {
 
 std::shared_ptr<const TokenStore> cached_store(const CachePlace& place, const std::string& key,
                                                const StoreMaker& make, const Tell& tell) {
+  const std::string way =
+      place.key.empty() ? "" : "; set " + place.key + " to a folder that may be written to";
   if (place.folder.empty()) {
-    if (!place.needed) tell("there is no cache: neither XDG_CACHE_HOME nor HOME is set");
+    if (!place.needed) tell("there is no cache: neither XDG_CACHE_HOME nor HOME is set" + way);
   } else {
     try {
       return kept_store(place.folder, key, make, tell);
     } catch (const Error& error) {
       if (place.needed || error.code() != ErrorCode::output_unwritable) throw;
-      tell("there is no cache, so that every process tokenizes for itself: " + error.message());
+      tell("the cache cannot be written, so that every process tokenizes for itself: " +
+           error.message() + way);
     }
   }
   return make.in_memory();
@@ -228,6 +233,12 @@ std::shared_ptr<const TokenStore> cached_store(const CachePlace& place, const st
     return TokenStore::in_memory(bytes.empty() ? build() : std::move(bytes));
   };
   return cached_store(place, key, {write, in_memory}, tell);
+}
+
+CachePlace cache_place(const std::string& said, const std::string& key) {
+  CachePlace out = said == "auto" ? default_cache() : CachePlace{said == "none" ? "" : said};
+  out.key = key;
+  return out;
 }
 
 CachePlace default_cache() {

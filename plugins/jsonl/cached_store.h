@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/unpack/unpacked_file.h"
 #include "token_store.h"
 
 namespace meshwright::jsonl {
@@ -26,7 +27,9 @@ struct DataFile {
 
 enum class Packed : uint8_t { as_it_is, unpacked };
 // Throws Error(bad_dataset) for one that cannot be read, or that is unpacked to more than 1 GiB.
-std::vector<DataFile> open_files(const std::vector<std::string>& paths, Packed packed);
+// `columns`: of Parquet, which are unpacked.
+std::vector<DataFile> open_files(const std::vector<std::string>& paths, Packed packed,
+                                 const base::Columns& columns = {});
 
 // What editors, systems and version control keep beside files: .git, ._x.jsonl,
 // .ipynb_checkpoints/chats-checkpoint.jsonl.
@@ -38,6 +41,7 @@ struct CachePlace {
   // A folder that cannot be written to is an error; else that is told, and it is as if there were
   // none.
   bool needed = true;
+  std::string key = {};  // the setting that names another folder, for what is told
 };
 
 // How a store is made: as a file of a name, finished and synced, or in memory.
@@ -65,5 +69,7 @@ std::string temporary_name(const std::string& key);
 // $XDG_CACHE_HOME/meshwright, else ~/.cache/meshwright; nowhere if neither variable is set. Not
 // needed.
 CachePlace default_cache();
+// What a setting of that key says: "auto", "none" or a folder.
+CachePlace cache_place(const std::string& said, const std::string& key);
 
 }  // namespace meshwright::jsonl

@@ -147,6 +147,10 @@ bool Field::reads(std::string_view key) const {
   });
 }
 
+void Field::add_paths(std::vector<base::Columns::Path>& to) const {
+  for (const Piece& piece : pieces_) to.push_back({piece.path, piece.optional});
+}
+
 const Value* Field::find(const Value& row, const Piece& piece, const std::string& where,
                          const std::string& table) const {
   const Walk found = walk(row, piece.path);
@@ -265,6 +269,19 @@ void Asked::check() const {
     throw conflict(table + ".format is \"" + std::string(name_of(*format)) + "\", but " + table +
                        ".fields names " + shapes.front(),
                    "leave " + table + ".format out");
+}
+
+base::Columns Asked::columns() const {
+  base::Columns out{{},
+                    table + ".fields",
+                    "name the columns that are to be read: set " + table +
+                        ".fields.messages = \"messages\", or .text, or .prompt and .completion"};
+  if (!messages.given() && !text.given() && !(prompt.given() && completion.given())) return out;
+  for (const Field* field : {&prompt, &completion, &system, &messages, &text, &weight})
+    field->add_paths(out.paths);
+  for (const char* name : {"system", "system_prompt", "tools", "chat_template_kwargs"})
+    out.paths.push_back({name, true});
+  return out;
 }
 
 namespace {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "meshwright/error.h"
+#include "sdk/base/unpack/unpacked_file.h"
 #include "sdk/text/chat/value.h"
 
 namespace meshwright::jsonl {
@@ -44,6 +45,7 @@ class Field {
   std::string columns(const chat::Value& row) const;
   // Whether it looks at this key of a row.
   bool reads(std::string_view key) const;
+  void add_paths(std::vector<base::Columns::Path>& to) const;
   // Of a path: nullptr where it is null, or absent and may be. Throws Error(bad_dataset) where it
   // is absent; `table`: of the options, for messages.
   const chat::Value* value(const chat::Value& row, const std::string& where,
@@ -76,6 +78,9 @@ struct Asked {
   void set(const std::string& part, const std::string& value);
   // Throws Error(conflict) for parts that are of no one row, and of another format.
   void check() const;
+  // Which columns are read where a file has columns: those that `fields` names and what else rows
+  // are looked at for; all of them unless it names a whole row.
+  base::Columns columns() const;
 };
 
 // How the rows of a data set are read; the first one decides.

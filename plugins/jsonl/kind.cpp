@@ -133,14 +133,10 @@ void read_files(const DatasetRequest& request, JsonlOptions& out) {
     Error told(error);
     if (!std::filesystem::exists(request.path, failed))
       told.help("set " + key +
-                " to a file, a folder (its *.jsonl and *.json), or a pattern: \"data/*.jsonl\"");
+                " to a file, a folder (its *.jsonl, *.json and *.parquet), or a pattern: "
+                "\"data/*.jsonl\"");
     throw told;
   }
-  for (const std::string& file : out.files)
-    if (file.ends_with(".parquet"))
-      throw Error(ErrorCode::bad_dataset, file + ": Parquet is not read")
-          .key(key)
-          .help("convert it to JSON lines: an object on every line");
   if (!std::filesystem::is_directory(request.path, failed)) return;
   out.empty = empty_files(request.path);
   const auto rest =
@@ -153,16 +149,10 @@ void read_files(const DatasetRequest& request, JsonlOptions& out) {
     throw Error(ErrorCode::bad_dataset,
                 request.path + ": none of " +
                     text::counted(static_cast<int64_t>(out.left_out.size()), "file") +
-                    " in it ends in .jsonl or .json")
+                    " in it ends in .jsonl, .json or .parquet")
         .key(key)
         .help("name the files by a pattern: set " + key + " = \"" +
               (std::filesystem::path(request.path) / "*.txt").string() + "\"");
-}
-
-CachePlace cache_of(const DatasetRequest& request) {
-  const std::string cache = request.options.get_string("cache");
-  if (cache == "auto") return default_cache();
-  return {cache == "none" ? "" : cache, true};
 }
 
 template <class Enum>
@@ -217,7 +207,7 @@ JsonlOptions JsonlOptions::read(const DatasetRequest& request) {
   out.encode.variables = variables_of(request);
   out.encode.table = out.table;
   out.encode.date = date_of(request);
-  out.cache = cache_of(request);
+  out.cache = cache_place(request.options.get_string("cache"), out.table + ".cache");
   const int64_t threads = given.get_int("threads");
   out.threads = threads > 0 ? static_cast<int>(threads)
                             : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));

@@ -422,7 +422,7 @@ std::vector<std::string> PackedSource::report() const {
   if (!store_->origin().form.empty()) out.push_back(store_->origin().form);
   if (!settings_.left_out.empty()) {
     out.push_back(text::counted(std::ssize(settings_.left_out), "file") +
-                  " left out, hidden or of other names than *.jsonl and *.json: " +
+                  " left out, hidden or of other names than *.jsonl, *.json and *.parquet: " +
                   first_names(settings_.left_out));
   }
   if (!settings_.empty.empty())

@@ -247,8 +247,10 @@ std::vector<std::string> JsonlOptions::all_files() const {
 }
 
 std::vector<std::byte> build_store(const JsonlOptions& options, const std::string& key,
-                                   const std::function<void(const Preparation&)>& progress) {
-  const std::vector<DataFile> files = open_files(options.files, Packed::unpacked);
+                                   const std::function<void(const Preparation&)>& progress,
+                                   const Tell& tell) {
+  const std::vector<DataFile> files =
+      open_files(options.files, Packed::unpacked, options.asked.columns());
   std::vector<RowFile> row_files;
   row_files.reserve(files.size());
   std::vector<Work> work;
@@ -263,6 +265,7 @@ std::vector<std::byte> build_store(const JsonlOptions& options, const std::strin
     if ((form = first_form(*one.file, one.rows->rows(one.chunk), options.asked))) break;
   if (!form) throw no_rows(options);
   const auto language = Language::read(options.folder, options.chat_template, options.table);
+  for (const std::string& note : language->tokenizer.notes()) tell(note);
   const RowEncoder encoder(language, options.encode);
   const bool wide = language->tokenizer.size() > 65536;
   std::vector<Made> made = encode_all(work, encoder, *form, wide, options, [&](int64_t bytes) {
@@ -285,7 +288,7 @@ std::vector<std::byte> build_store(const JsonlOptions& options, const std::strin
 
 int64_t count_rows(const JsonlOptions& options) {
   int64_t out = 0;
-  each_chunk(open_files(options.files, Packed::unpacked),
+  each_chunk(open_files(options.files, Packed::unpacked, options.asked.columns()),
              [&](const DataFile&, const std::vector<RowPiece>& rows) {
                out += static_cast<int64_t>(rows.size());
                return true;
@@ -299,28 +302,29 @@ ShownRow show_row(const JsonlOptions& options, int64_t number) {
   std::optional<Form> first;
   bool began = false;
   int64_t before = 0;
-  each_chunk(open_files(options.files, Packed::unpacked), [&](const DataFile& file,
-                                                              const std::vector<RowPiece>& rows) {
-    if (!began && !rows.empty()) {
-      began = true;
-      try {
-        first = first_form(file, rows, options.asked);
-      } catch (const Error&) {  // Told where the whole is read.
-      }
-    }
-    const int64_t within = number - before;
-    before += static_cast<int64_t>(rows.size());
-    if (number >= before) return true;
-    const RowPiece& piece = rows[static_cast<size_t>(within)];
-    const std::string place = file.path + ":" + std::to_string(piece.line);
-    const chat::Value value = parse_row(piece.text, file.path, piece.line, piece.column);
-    const Form form = form_of_shown(value, first, options.asked, place);
-    const Row row = read_row(value, form, place);
-    const RowEncoder encoder(Language::read(options.folder, options.chat_template, options.table),
-                             options.encode);
-    out = ShownRow{place, encoder.encode(row, place), form.told};
-    return false;
-  });
+  each_chunk(open_files(options.files, Packed::unpacked, options.asked.columns()),
+             [&](const DataFile& file, const std::vector<RowPiece>& rows) {
+               if (!began && !rows.empty()) {
+                 began = true;
+                 try {
+                   first = first_form(file, rows, options.asked);
+                 } catch (const Error&) {  // Told where the whole is read.
+                 }
+               }
+               const int64_t within = number - before;
+               before += static_cast<int64_t>(rows.size());
+               if (number >= before) return true;
+               const RowPiece& piece = rows[static_cast<size_t>(within)];
+               const std::string place = file.path + ":" + std::to_string(piece.line);
+               const chat::Value value = parse_row(piece.text, file.path, piece.line, piece.column);
+               const Form form = form_of_shown(value, first, options.asked, place);
+               const Row row = read_row(value, form, place);
+               const RowEncoder encoder(
+                   Language::read(options.folder, options.chat_template, options.table),
+                   options.encode);
+               out = ShownRow{place, encoder.encode(row, place), form.told};
+               return false;
+             });
   if (!out)
     throw Error(ErrorCode::bad_dataset,
                 options.files.front() + ": the rows have changed meanwhile");
@@ -333,7 +337,7 @@ std::shared_ptr<const TokenStore> prepare_store(
   const auto progress = telling_progress(tell);
   try {
     auto build = [&] {
-      std::vector<std::byte> built = build_store(options, key, progress);
+      std::vector<std::byte> built = build_store(options, key, progress, tell);
       // Others may have waited for it for long, and would go by what the key says.
       if (cache_key(options) != key)
         throw Error(ErrorCode::bad_dataset,

@@ -59,9 +59,10 @@ std::string template_hash(const chat::Store& templates);
 
 // The whole store, the same bytes for any number of threads. Throws Error(bad_dataset |
 // bad_template) "FILE:LINE: what" for the first row that is wrong. `progress` is called by one
-// thread at a time.
+// thread at a time; `tell` hears what of the tokenizer's file is not followed.
 std::vector<std::byte> build_store(const JsonlOptions& options, const std::string& key,
-                                   const std::function<void(const Preparation&)>& progress);
+                                   const std::function<void(const Preparation&)>& progress,
+                                   const Tell& tell);
 // How many rows there are, right or wrong: none is looked into. Throws Error(bad_dataset) when
 // there are none.
 int64_t count_rows(const JsonlOptions& options);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "meshwright/error.h"
+#include "sdk/base/unpack/unpacked_file.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::jsonl {
@@ -96,17 +97,17 @@ void refuse_other_files(std::string_view text, const std::string& name) {
     std::string_view begins;
     const char *what, *makes_text;
   };
-  auto refused = [&](const char* what) {
+  auto refused = [&](const std::string& what) {
     return Error(ErrorCode::bad_dataset, name + ": the file is " + what)
         .at({Origin::Source::file, name, 0, 0});
   };
-  if (text.starts_with("PAR1"))
-    throw refused("Parquet, which is not read")
-        .help("convert it to JSON lines: an object on every line");
+  // What is read comes here where it is packed twice.
+  if (const base::FileKind kind = base::kind_of(text); kind != base::FileKind::plain)
+    throw refused("packed, and what comes out is " + std::string(base::name_of(kind)))
+        .help("unpack it once: " + std::string(name.ends_with(".gz") ? "gzip -d '" : "zstd -d '") +
+              name + "'");
   for (const Kind& kind :
-       {Kind{"\x1F\x8B"sv, "compressed by gzip", "unpack it: gunzip <"},
-        Kind{"\xFD\x37zXZ\0"sv, "compressed by xz", "unpack it: xz -dc <"},
-        Kind{"\x28\xB5\x2F\xFD"sv, "compressed by zstd", "unpack it: zstd -dc <"},
+       {Kind{"\xFD\x37zXZ\0"sv, "compressed by xz", "unpack it: xz -dc <"},
         Kind{"BZh"sv, "compressed by bzip2", "unpack it: bunzip2 <"},
         Kind{"PK\x03\x04"sv, "a zip archive", "unpack it: unzip -p"},
         Kind{"\xFF\xFE\0\0"sv, "UTF-32, not UTF-8", "convert it: iconv -f UTF-32 -t UTF-8"},

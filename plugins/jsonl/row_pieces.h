@@ -48,8 +48,8 @@ struct Chunk {
 class RowFile {
  public:
   // `name` stands for the file in messages. Throws Error(bad_dataset) for a list that does not end
-  // or that ends with a comma, and for files that begin as archives, Parquet, UTF-16 or UTF-32 do;
-  // the file is their place.
+  // or that ends with a comma, and for files that begin as archives, UTF-16 or UTF-32 do, or as
+  // what is packed; the file is their place.
   RowFile(std::string_view text, std::string name);
   // About `size` bytes each, together the whole file.
   std::vector<Chunk> chunks(size_t size = 1 << 20) const;

@@ -46,7 +46,7 @@ Error at_line(const std::string& name, int64_t line, const std::string& what) {
 
 bool is_rows_name(std::string_view path) {
   const std::string_view name = base::unpacked_name(path);
-  return name.ends_with(".jsonl") || name.ends_with(".json");
+  return name.ends_with(".jsonl") || name.ends_with(".json") || base::is_parquet_name(path);
 }
 
 TextPieces::TextPieces(std::vector<std::string> files, DocumentRules rules, tokenizer::Cuts cuts,
@@ -56,8 +56,10 @@ TextPieces::TextPieces(std::vector<std::string> files, DocumentRules rules, toke
 bool TextPieces::open_next() {
   if (next_file_ == files_.size()) return false;
   const std::string& path = files_[next_file_++];
-  file_.emplace(path, ErrorCode::bad_dataset);
-  rows_ = is_rows_name(path);
+  const std::string key = rules_.table + ".text_field";
+  file_.emplace(path, ErrorCode::bad_dataset,
+                base::Columns{{{rules_.text_field}}, key, "set " + key + " to a column of texts"});
+  rows_ = is_rows_name(path) || file_->kind() == base::FileKind::parquet;
   at_end_ = within_ = false;
   in_file_ = 0;
   line_ = 1;

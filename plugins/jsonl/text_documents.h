@@ -14,8 +14,8 @@
 
 namespace meshwright::jsonl {
 
-// What a document of a text file is. In files of rows (*.jsonl, *.json, packed or not) it is always
-// a field of a row.
+// What a document of a text file is. In files of rows (*.jsonl and *.json, packed or not, and
+// *.parquet) it is always a field of a row.
 enum class Divide : uint8_t {
   file,
   line,        // every line that is not blank, without its end

@@ -121,6 +121,9 @@ DatasetRow TextKind::row(const DatasetRequest& request, int64_t number) const {
         encoded.ids.push_back(*encoder.end());
         encoded.ranges.push_back({part.text.size(), part.text.size()});
       }
+      // What stands before the whole stands before its beginning.
+      if (!part.ends && encoder.frame())
+        for (const int64_t id : encoder.frame()->before) out->tokens.push_back({id, 0, 0, true});
       for (size_t i = 0; i < encoded.ids.size(); ++i)
         out->tokens.push_back(
             {encoded.ids[i], encoded.ranges[i].begin, encoded.ranges[i].end, true});

@@ -7,7 +7,7 @@ namespace meshwright::jsonl {
 
 inline constexpr meshwright_option kTextOptions[] = {
     option("text_field", MESHWRIGHT_STRING, "\"text\"",
-           "Of rows (*.jsonl): the field that holds the text of a document."),
+           "Of rows (*.jsonl, *.parquet): the field that holds the text of a document."),
     choice_option("documents", "\"file\"", "file|line|blank_line",
                   "What a document of a text file is: the file, a line, or lines up to one that is "
                   "blank."),

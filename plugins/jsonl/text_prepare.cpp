@@ -42,12 +42,6 @@ void list_texts(const DatasetRequest& request, TextOptions& out) {
           .help("name them by a pattern: set " + out.path_key + " = \"" +
                 (fs::path(request.path) / ".*").string() + "\"");
   }
-  for (const std::string& file : out.files)
-    if (file.ends_with(".parquet"))
-      throw Error(ErrorCode::bad_dataset, file + ": Parquet is not read")
-          .key(out.path_key)
-          .help("convert it to JSON lines: an object with \"" + out.rules.text_field +
-                "\" on every line");
 }
 
 DocumentRules rules_of(const DatasetRequest& request, const std::string& table) {
@@ -93,8 +87,7 @@ TextOptions TextOptions::read(const DatasetRequest& request) {
               " = \"models/Qwen3-0.6B\"")
         .help("set " + out.tokenizer_key + " = \"bytes\" to learn the bytes of the texts");
   out.document_end = given.get_string("document_end");
-  const std::string cache = given.get_string("cache");
-  out.cache = cache == "auto" ? default_cache() : CachePlace{cache == "none" ? "" : cache, true};
+  out.cache = cache_place(given.get_string("cache"), out.table + ".cache");
   const int64_t threads = given.get_int("threads");
   out.threads = threads > 0 ? static_cast<int>(threads)
                             : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
@@ -318,7 +311,10 @@ std::shared_ptr<const TokenStore> text_store(const TextOptions& options, const T
   const auto [key, parts] = text_key(options);
   std::optional<TextEncoder> encoder;
   auto make = [&, &key = key, &parts = parts](const std::string& path, uint64_t most) {
-    if (!encoder) encoder.emplace(options);
+    if (!encoder) {
+      encoder.emplace(options);
+      for (const std::string& note : encoder->tokenizer().notes()) tell(note);
+    }
     StoreOrigin origin;
     origin.key = key;
     origin.parts = parts;

@@ -48,6 +48,7 @@ class TextEncoder {
   tokenizer::Cuts cuts() const { return frame_ ? language_->tokenizer.cuts() : tokenizer::Cuts{}; }
   void encode(const DocumentPart& part, std::vector<int64_t>& to) const;
   const std::optional<int64_t>& end() const { return end_; }
+  const std::optional<tokenizer::Tokenizer::Frame>& frame() const { return frame_; }
   const tokenizer::Tokenizer& tokenizer() const { return language_->tokenizer; }
 
  private:

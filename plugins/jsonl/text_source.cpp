@@ -31,7 +31,7 @@ std::vector<std::string> tell_texts(const TokenStore& store, const StreamSetting
   out.push_back(text::counted(met.rows, "document") + ", " + text::counted(tokens, "token") +
                 (met.rows > 1 ? ", " + text::grouped(tokens / met.rows) + " each" : "") +
                 "; tokens " + store.origin().key +
-                (settings.place.empty() ? ", in memory" : " in " + settings.place));
+                (store.is_file() ? " in " + settings.place : ", in memory"));
   if (!settings.left_out.empty())
     out.push_back(text::counted(std::ssize(settings.left_out), "hidden file") + " left out: " +
                   settings.left_out.front() + (settings.left_out.size() > 1 ? ", ..." : ""));

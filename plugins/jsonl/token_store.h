@@ -127,6 +127,8 @@ class TokenStore {
   uint64_t row(uint64_t document) const { return rows_[document]; }
   // Of its targets in the loss: finite, 0 or more.
   float weight(uint64_t document) const { return weights_ != nullptr ? weights_[document] : 1; }
+  // Where others find it, too: what StoreFile makes in memory is a file without a name.
+  bool is_file() const { return file_ && !file_->path().starts_with("/proc/self/fd/"); }
   bool has_weights() const { return weights_ != nullptr; }
   int64_t largest_id() const { return largest_id_; }
   // Before a read of a mapped file: see MappedFile::check_size().

@@ -20,6 +20,7 @@
 #include "meshwright/error.h"
 #include "meshwright/tp_plan.h"
 #include "sdk/base/own_kernels.h"
+#include "sdk/base/target_losses.h"
 #include "sdk/base/vectorised.h"
 
 namespace meshwright {
@@ -343,7 +344,10 @@ struct CrossEntropySum : torch::autograd::Function<CrossEntropySum> {
       context->save_for_backward({kept, targets, shift, inverse, weights});
     };
     auto summed = [&] {
-      return (weights.defined() ? losses * weights : losses).sum().to(rows.computed_in());
+      const Tensor each = weights.defined() ? losses * weights : losses;
+      if (detail::TargetLosses* kept = detail::TargetLosses::kept(); kept != nullptr)
+        kept->losses = each;
+      return each.sum().to(rows.computed_in());
     };
     if (losses.defined()) {
       keep(sum);
@@ -431,9 +435,24 @@ Tensor cross_entropy_sum(const Tensor& logits, const Tensor& targets, const Voca
       shard != nullptr && shard->group && shard->group->size() > 1 ? shard->group.get() : nullptr;
   std::optional<Tensor> flat_weights;  // autograd takes no tensor that is not there
   if (weights.defined()) flat_weights = weights.reshape({-1}).contiguous();
-  return CrossEntropySum::apply(logits, ids, shard != nullptr ? shard->begin : 0,
-                                shard != nullptr ? shard->size : logits.size(-1), group,
-                                ignore_index, flat_weights);
+  Tensor sum = CrossEntropySum::apply(logits, ids, shard != nullptr ? shard->begin : 0,
+                                      shard != nullptr ? shard->size : logits.size(-1), group,
+                                      ignore_index, flat_weights);
+  if (detail::TargetLosses* kept = detail::TargetLosses::kept(); kept != nullptr) kept->sum = sum;
+  return sum;
 }
+
+namespace detail {
+
+static thread_local TargetLosses* target_losses = nullptr;
+
+TargetLosses::TargetLosses() { target_losses = this; }
+TargetLosses::~TargetLosses() { target_losses = nullptr; }
+TargetLosses* TargetLosses::kept() { return target_losses; }
+Tensor TargetLosses::of(const Tensor& of_sum) const {
+  return sum.defined() && of_sum.is_same(sum) ? losses : Tensor();
+}
+
+}  // namespace detail
 
 }  // namespace meshwright

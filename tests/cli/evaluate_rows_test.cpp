@@ -84,6 +84,23 @@ TEST_CASE("a validation of few samples counts each once, on any layout") {
   CHECK(folder.validated("some") == doctest::Approx(found.loss).epsilon(1e-6));
 }
 
+TEST_CASE("other texts are evaluated by the documents of the validation, where it has its own") {
+  const Runs folder;
+  const std::string held = folder.put("held.txt", "one two\nthree four five\n\nsix seven\n");
+  folder.train("text_cpu.toml", "texts",
+               "--nproc 1 --set dataset.text.cache=none --set validation_dataset.kind=text --set "
+               "validation_dataset.text.documents=line --set validation_dataset.text.packing=none "
+               "--set validation_dataset.text.cache=none --set validation_dataset.seq_len=64 --set "
+               "validation_dataset.path=" +
+                   held);
+  const std::string run = "'" + (folder.path / "texts").string() + "'";
+  const Found own = evaluate(run), named = evaluate(run + " --data " + held + " --seq-len 64");
+  CHECK(own.samples == 3);  // a line each
+  CHECK(named.samples == own.samples);
+  CHECK(named.targets == own.targets);
+  CHECK(named.loss == doctest::Approx(own.loss));
+}
+
 TEST_CASE("rows are evaluated with the plugin and the tokenizer that the run read them with") {
   const Runs folder;
   folder.train("chat_tuning_cpu.toml", "first",

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <boost/json/parse.hpp>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -112,7 +113,61 @@ std::string kill_once(const Layout& layout, const Usual& usual, bool aim_inside,
   return text;
 }
 
+// All of it is read before the run ends, and it begins anew.
+const std::string kNotes = MESHWRIGHT_SOURCE_DIR "/tests/data/parity/README.md";
+constexpr int64_t kBytesASample = 40;
+
+Layout of_a_mix() {
+  Layout out;
+  out.mix = "[{name = \"ids\", path = \"" MESHWRIGHT_SOURCE_DIR
+            "/tests/data/parity/train.bin\", schedule = { 5 = 0.1 }}, {name = \"notes\", kind = "
+            "\"text\", "
+            "path = \"" +
+            kNotes +
+            "\", schedule = { 5 = 0.9 }}, {name = \"late\", kind = \"mock\", weight = 0, schedule "
+            "= { 8 = "
+            "0.4 }}]";
+  return out;
+}
+
+// The first row behind the last sample of the notes.
+int64_t end_of_notes(const Words& rows) {
+  const auto all = (static_cast<int64_t>(fs::file_size(kNotes)) - 1) / kBytesASample;
+  for (size_t row = 0; row < rows.size(); ++row)
+    if (boost::json::parse(rows[row]).at("source_samples").at("notes").as_int64() > all)
+      return static_cast<int64_t>(row) + 1;
+  return 0;
+}
+
 }  // namespace
+
+TEST_CASE(
+    "SIGKILL of all at every boundary of a mix: counts and losses of its sources are those of an "
+    "unbroken run") {
+  const Layout layout = of_a_mix();
+  const int64_t anew = end_of_notes(unbroken_rows(layout));
+  REQUIRE(anew > 6);
+  REQUIRE(anew < layout.steps);
+  // Right before the line of a row is written: before the first checkpoint and right before and
+  // after one, at changes of the weights, where a source begins anew, and at the end.
+  for (const int64_t row : {int64_t{1}, layout.every, layout.every + 1, int64_t{5}, int64_t{6},
+                            int64_t{9}, anew, anew + 1, layout.steps}) {
+    CAPTURE(row);
+    Program program;
+    const fs::path log = program.folder() / "shim.log";
+    program.start(layout.arguments(),
+                  failing(program.run_folder() / "metrics.jsonl", "write", row, "hang", 0, log));
+    std::vector<pid_t> victims{program.pid()};
+    for (int64_t rank = 0; rank < layout.ranks; ++rank) victims.push_back(program.rank(rank));
+    for (Clock::time_point begin = Clock::now(); !fs::exists(log) && ms_since(begin) < 60000;)
+      sleep_ms(1);
+    REQUIRE(fs::exists(log));
+    for (pid_t pid : victims) ::kill(pid, SIGKILL);
+    CHECK(program.reap().code == 137);
+    CHECK(training_rows(program).size() == static_cast<size_t>(row - 1));
+    continue_and_compare(program, layout);
+  }
+}
 
 TEST_CASE(
     "SIGKILL of a rank or of all at random moments, half of them inside saves: continued, and "

@@ -216,8 +216,12 @@ void Program::check_files() const {
 Words training_rows(const Program& program) {
   std::ifstream in(program.run_folder() / "metrics.jsonl");
   Words out;
-  for (std::string line; std::getline(in, line);)
+  for (std::string line; std::getline(in, line);) {
     out.push_back(line.substr(0, line.find(", \"step_ms\"")));
+    // The last ones of a row.
+    if (const size_t mix = line.find(", \"source_samples\""); mix != std::string::npos)
+      out.back() += line.substr(mix);
+  }
   return out;
 }
 

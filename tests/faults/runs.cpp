@@ -17,7 +17,7 @@ using namespace meshwright;
 
 std::string Layout::text() const {
   return strategy + " on " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks") +
-         (background ? ", asynchronous" : "");
+         (mix.empty() ? "" : ", of a mix") + (background ? ", asynchronous" : "");
 }
 
 Words Layout::arguments(const Words& more) const {
@@ -27,14 +27,18 @@ Words Layout::arguments(const Words& more) const {
                         "step_scheduler.max_steps=" + std::to_string(steps),
                         "checkpoint.every_steps=" + std::to_string(every),
                         std::string("checkpoint.async=") + (background ? "true" : "false")});
+  if (!mix.empty()) {
+    const Words sets = job_words(0, {"dataset.path=none", "dataset.mix=" + mix});
+    out.insert(out.end(), sets.begin(), sets.end());
+  }
   out.insert(out.end(), more.begin(), more.end());
   return out;
 }
 
 const Words& unbroken_rows(const Layout& layout) {
   static std::map<std::string, Words> made;
-  auto& rows =
-      made[layout.strategy + std::to_string(layout.ranks) + "/" + std::to_string(layout.steps)];
+  auto& rows = made[layout.strategy + std::to_string(layout.ranks) + "/" +
+                    std::to_string(layout.steps) + layout.mix];
   if (rows.empty()) {
     Program program;
     Layout plain = layout;

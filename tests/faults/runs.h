@@ -14,6 +14,7 @@ namespace faults {
 struct Layout {
   std::string strategy = "fsdp2";
   bool background = false;  // checkpoint.async
+  std::string mix;          // dataset.mix, a list of tables; empty: none
   int64_t ranks = 2, steps = 12, every = 3;
   std::string text() const;  // "fsdp2, asynchronous"
   // Of `meshwright train`.

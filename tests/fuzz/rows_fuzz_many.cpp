@@ -138,8 +138,8 @@ ManyRows::Counts ManyRows::run(Random& random) {
   std::filesystem::remove(file_);
   std::ofstream(file_, std::ios::binary).write(fine.data(), std::ssize(fine));
   options.files = {file_.string()};
-  const auto store =
-      TokenStore::in_memory(build_store(options, std::string(32, 'a'), [](const Preparation&) {}));
+  const auto store = TokenStore::in_memory(build_store(
+      options, std::string(32, 'a'), [](const Preparation&) {}, [](const std::string&) {}));
   check_same(*store, documents, met);
   return counts;
 }

@@ -110,6 +110,23 @@ class Judge:
         return any(l['key'] == key or l['key'].startswith(key + '.') for part in ('carried', 'guessed', 'left', 'missing')
                    for l in self.out[part])
 
+    def mix(self, key, theirs, names):
+        """Every data set of a list is there, in its order, with how often or how much of it is read."""
+        mine = self.config.get(key) or []
+        mine = [{k: v['value'] for k, v in one.items()} for one in mine]
+        if len(mine) < len(theirs):
+            self.wrong.append(f'{key} has {len(mine)} sources of {len(theirs)}')
+            return
+        if len(mine) != len(theirs):
+            return  # a source of several files is several
+        for (one, share, much), here in zip(theirs, mine):
+            path = next((one[n] for n in names if one.get(n)), None)
+            name = str(path).rstrip('/').split('/')[-1].split('.')[0]
+            if name and name.replace('.', '_') not in str(here['path']):
+                self.wrong.append(f'{key}: {here["path"]} in place of {path}')
+            if share and not same(here.get(share), much):
+                self.wrong.append(f'{key}: {share} = {here.get(share)}, wanted {much}')
+
     def size(self, key, value):
         self.want(key, None if value is None or value < 1 else value, *([] if (value or 1) > 1 else [1, None]))
 
@@ -429,10 +446,27 @@ def axolotl(doc, j):
     j.size('distributed.tp_size', get(doc, 'tensor_parallel_size'))
     j.size('distributed.cp_size', get(doc, 'context_parallel_size', get(doc, 'sequence_parallel_degree')))
     j.size('distributed.ep_size', get(doc, 'expert_parallel_size'))
-    j.want('dataset.jsonl.packing', *(['bfd', 'sequential'] if get(doc, 'sample_packing') is True else ['none']))
-    j.want('dataset.jsonl.truncate', {'truncate': 'right'}.get(get(doc, 'excess_length_strategy'), 'drop'))
-    if get(doc, 'train_on_inputs') is True:
-        j.want('dataset.jsonl.train_on', 'all')
+    sets = get(doc, 'datasets') or []
+    texts = [isinstance(one, dict) and one.get('type') == 'completion' for one in sets]
+    stream = get(doc, 'pretraining_dataset') if not sets else None
+    if isinstance(stream, list):
+        texts = [isinstance(one, dict) and one.get('type') in (None, 'pretrain', 'completion') for one in stream[:1]]
+    # Of texts alone the options of rows say nothing.
+    if not texts or not all(texts):
+        j.want('dataset.jsonl.packing', *(['bfd', 'sequential'] if get(doc, 'sample_packing') is True else ['none']))
+        j.want('dataset.jsonl.truncate', {'truncate': 'right'}.get(get(doc, 'excess_length_strategy'), 'drop'))
+        if get(doc, 'train_on_inputs') is True:
+            j.want('dataset.jsonl.train_on', 'all')
+    if any(texts):
+        packs = get(doc, 'sample_packing') is True
+        apart = get(doc, 'pretrain_multipack_attn', True) is not False
+        j.want('dataset.text.packing', *(['bfd' if packs and apart else 'stream'] if stream else
+                                         ['bfd', 'sequential'] if packs else ['none']))
+    if len(texts) == 1:
+        j.want('dataset.kind', 'text' if texts[0] else j.ours('dataset.kind'))
+    j.mix('dataset.mix', [(one, 'epochs', 1) for one in sets] if len(sets) > 1 else [], ('path',))
+    tests = get(doc, 'test_datasets') or []
+    j.mix('validation_dataset.set', [(one, None, None) for one in tests] if len(tests) > 1 else [], ('path',))
     for key in ('rl', 'reward_model'):
         if get(doc, key):
             j.want('loss', 'another', theirs=[key])
@@ -451,6 +485,13 @@ def trl(doc, j):
              'bf16': True, 'again': True, 'rank': 16, 'alpha': 32, 'dropout': .05, 'length': 1024})
     stored = dtype(get(doc, 'dtype', get(doc, 'torch_dtype', 'float32')))
     j.want('model.torch_dtype', stored if stored != 'auto' else None)
+    mixture = [one for one in get(doc, 'dataset_mixture.datasets') or [] if one.get('weight', 1) != 0]
+    several = get(doc, 'datasets') or []
+    if several:
+        share = 'weight' if all('fraction' in one for one in several) else 'epochs'
+        j.mix('dataset.mix', [(one, share, one.get('fraction', 1)) for one in several] if len(several) > 1 else [], ('path',))
+    elif len(mixture) > 1 or any(one.get('weight', 1) != 1 for one in mixture):
+        j.mix('dataset.mix', [(one, 'epochs', one.get('weight', 1)) for one in mixture], ('id',))
     pack = get(doc, 'packing') is True
     j.want('dataset.jsonl.packing', 'none' if not pack else 'bfd' if get(doc, 'packing_strategy', 'bfd') == 'bfd' else None)
     j.want('dataset.jsonl.train_on', 'assistant' if get(doc, 'assistant_only_loss') is True else 'all')

@@ -8,12 +8,19 @@ unset MESHWRIGHT_DEPS
 
 mkdir unpacked && tar -xzf packed/meshwright-*.tar.gz -C unpacked --strip-components=1
 prefix=$work/unpacked meshwright=$work/unpacked/bin/meshwright share=$work/unpacked/share/meshwright
-find unpacked -type f \( -name '*.so*' -o -path '*/bin/*' \) -exec readelf -d {} + | sed -n 's/.*RUNPATH.*\[\(.*\)\]/\1/p' | tr ':' '\n' >runpaths
+find unpacked -type f \( -name '*.so*' -o -path '*/libexec/*' \) -exec readelf -d {} + | sed -n 's/.*RUNPATH.*\[\(.*\)\]/\1/p' | tr ':' '\n' >runpaths
 expect '$ORIGIN/meshwright/torch/lib' runpaths
 if grep -v '^\$ORIGIN' runpaths; then fail "libraries are looked for in a folder of the machine that built this"; fi
-ldd unpacked/bin/meshwright >libs_of_program
+ldd unpacked/libexec/meshwright >libs_of_program
 if grep -E '/(boost|lib(boost|pcre2|utf8proc|yaml|prometheus|civetweb))' libs_of_program | grep -v "$work/unpacked/"; then fail "a library of the system is taken"; fi
 [ -s unpacked/share/doc/meshwright/licences/boost1.81.txt ] || fail "the licence of Boost is missing"
+# A system that it cannot run on is told so in words, not by the loader.
+mkdir fake
+printf '#!/bin/sh\necho "glibc 2.31"\n' >fake/getconf; printf '#!/bin/sh\necho aarch64\n' >fake/uname; chmod +x fake/*
+refused "error: this build is for x86_64 processors, and this machine is aarch64" env PATH="$work/fake:$PATH" "$meshwright" --version
+rm fake/uname
+refused "error: this build needs glibc 2.34 or newer, and this system has glibc 2.31: use " env PATH="$work/fake:$PATH" "$meshwright" --version
+ln -s "$meshwright" linked && ./linked --version | grep -q "^meshwright " || fail "it runs by a link"
 if grep -rF "$torch" unpacked/lib/cmake; then fail "the CMake files remember where LibTorch lay"; fi
 
 job="$share/configs/ddp_cpu.toml --set model.config=$source/configs/models/llama-tiny.json --set step_scheduler.global_batch_size=8 --set dataset.seq_len=32"

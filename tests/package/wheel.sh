@@ -18,7 +18,7 @@ import json, re, sys
 report, platform = json.load(open(sys.argv[1])), sys.argv[2]
 assert report["sym_tag"] == platform, f"symbols need {report['sym_tag']}, the tag says {platform}"
 assert platform == "manylinux_2_34_x86_64", f"{platform}: RHEL 9 has glibc 2.34 and the libstdc++ of GCC 11"
-of_torch = r"libtorch_(cpu|cuda)\.so|libc10(_cuda)?\.so|libgomp\.so\.1|libcudart\.so\.13"
+of_torch = r"lib(arrow|parquet)\.so\.\d+|libtorch_(cpu|cuda)\.so|libc10(_cuda)?\.so|libgomp\.so\.1|libcudart\.so\.13"
 others = [name for name in report["external_libs"] if not re.fullmatch(of_torch, name)]
 assert not others and "libtorch_cpu.so" in report["external_libs"], f"libraries of others: {others}"
 END

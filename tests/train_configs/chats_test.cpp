@@ -309,6 +309,38 @@ TEST_CASE("a run goes on with the same documents only") {
           "now names: dataset.jsonl.truncate = \"left\" (was \"right\")", "chats_bare");
 }
 
+TEST_CASE("a tokenizer that was changed in its folder is told as that, with the run's own") {
+  const fs::path folder = kRuns + "/edited_tokenizer";
+  fs::create_directories(folder);
+  for (const char* file : {"tokenizer.json", "tokenizer_config.json"})
+    fs::copy_file(std::string("configs/models/chat-tiny/") + file, folder / file,
+                  fs::copy_options::overwrite_existing);
+  const std::string job = "configs/text_cpu.toml --set dataset.tokenizer='" + folder.string() +
+                          "' --set checkpoint.every_steps=2 --set lr_scheduler.lr_warmup_steps=1 "
+                          "--set dataset.text.cache=none ";
+  const Trained first = train(job + "--set step_scheduler.max_steps=2", "edited_tokenizer");
+  INFO(first.out);
+  REQUIRE(first.status == 0);
+  std::ofstream(folder / "tokenizer_config.json", std::ios::app) << " ";
+  const std::string again = "--set step_scheduler.max_steps=4 --set checkpoint.resume=auto ";
+  const Trained more = train(job + again, "edited_tokenizer_more", "edited_tokenizer");
+  INFO(more.out);
+  CHECK(more.status == 7);
+  CHECK(more.out.find(
+            "trained with another tokenizer: " + (folder / "tokenizer_config.json").string() +
+            " has changed") != std::string::npos);
+  // Its help works.
+  const std::string help = "set dataset.tokenizer = \"";
+  const size_t at = more.out.find(help);
+  REQUIRE(at != std::string::npos);
+  const size_t begin = at + help.size();
+  const std::string own = more.out.substr(begin, more.out.find('"', begin) - begin);
+  const Trained mended = train(job + again + "--set dataset.tokenizer='" + own + "'",
+                               "edited_tokenizer_more", "edited_tokenizer");
+  INFO(mended.out);
+  CHECK(mended.status == 0);
+}
+
 TEST_CASE("a run whose rows have changed says that its settings have not") {
   const std::string
       path = kRuns + "/edited.jsonl",

@@ -24,9 +24,29 @@ std::string mix(const std::string& weights = "0.75", const std::string& more = "
 
 struct Row {
   double loss = 0;
-  std::map<std::string, int64_t> samples, tokens;
-  bool operator==(const Row&) const = default;
+  std::map<std::string, int64_t> samples, tokens, targets;
+  std::map<std::string, double> losses;  // of those that the step had a target of
 };
+
+// What the sources have of the loss is the loss.
+void check_sum(const Row& row) {
+  double sum = 0, targets = 0;
+  for (const auto& [source, loss] : row.losses) {
+    sum += loss * static_cast<double>(row.targets.at(source));
+    targets += static_cast<double>(row.targets.at(source));
+  }
+  CHECK(sum / targets == doctest::Approx(row.loss).epsilon(1e-6));
+}
+
+void check_alike(const Row& row, const Row& other) {
+  CHECK(row.samples == other.samples);
+  CHECK(row.targets == other.targets);
+  REQUIRE(row.losses.size() == other.losses.size());
+  for (const auto& [source, loss] : row.losses) {
+    CAPTURE(source);
+    CHECK(loss == doctest::Approx(other.losses.at(source)).epsilon(2e-6));
+  }
+}
 
 std::map<int64_t, Row> rows_of(const std::string& name) {
   std::map<int64_t, Row> out;
@@ -40,6 +60,10 @@ std::map<int64_t, Row> rows_of(const std::string& name) {
       here.samples[source] = count.as_int64();
     for (const auto& [source, count] : row.at("source_tokens").as_object())
       here.tokens[source] = count.as_int64();
+    for (const auto& [source, count] : row.at("source_target_tokens").as_object())
+      here.targets[source] = count.as_int64();
+    for (const auto& [source, loss] : row.at("source_losses").as_object())
+      if (!loss.is_null()) here.losses[source] = loss.to_number<double>();
   }
   return out;
 }
@@ -62,20 +86,35 @@ TEST_CASE("mix: two kinds train alike on one, two and three ranks, and count wha
   for (const auto& [step, row] : rows) {
     CHECK(row.samples.at("story") + row.samples.at("ids") == 12 * (step + 1));
     CHECK(row.tokens.at("story") == 16 * row.samples.at("story"));
+    const std::map<std::string, int64_t> before =
+        step == 0 ? std::map<std::string, int64_t>() : rows.at(step - 1).samples;
+    for (const auto& [source, samples] : row.samples)
+      CHECK(row.targets.at(source) == 16 * (samples - (before.empty() ? 0 : before.at(source))));
+    check_sum(row);
   }
+  const double story = rows.at(0).losses.at("story"), ids = rows.at(0).losses.at("ids");
+  CHECK(story != doctest::Approx(ids).epsilon(1e-4));
+  CHECK(two.out.find("  (story ") != std::string::npos);  // beside the loss of the step
   // 36 samples at three quarters, and 60 at one; each within what a block may be off.
   CHECK(rows.at(7).samples.at("story") == doctest::Approx(42).epsilon(0.3));
   for (const char* layout :
        {"--nproc 1 --set distributed.strategy=ddp", "--nproc 3 --set distributed.strategy=ddp",
-        "--nproc 3 --set dataset.workers=2"}) {
+        "--nproc 3 --set dataset.workers=2",
+        "--nproc 4 --set distributed.tp_size=2 --set distributed.dp_replicate_size=2",
+        "--nproc 4 --set distributed.cp_size=2 --set step_scheduler.local_batch_size=3",
+        "--nproc 4 --set distributed.pp_size=2 --set distributed.pipeline.pp_microbatch_size=2 "
+        "--set distributed.pipeline.pp_batch_size=6",
+        "--nproc 1 --set step_scheduler.local_batch_size=1"}) {
     INFO(std::string(layout));
     const Trained run = train(kJob + mix() + layout, "mix_other");
     INFO(run.out);
     REQUIRE(run.status == 0);
     check_equal(run.losses, two.losses);
     check_equal(run.validation, two.validation);
-    for (const auto& [step, row] : rows_of("mix_other"))
-      CHECK(row.samples == rows.at(step).samples);
+    for (const auto& [step, row] : rows_of("mix_other")) {
+      check_alike(row, rows.at(step));
+      check_sum(row);
+    }
   }
 }
 
@@ -94,7 +133,7 @@ TEST_CASE("mix: a run goes on from every step as if nothing had been, on other r
     const std::map<int64_t, Row> on = rows_of("mix_on");
     CHECK(on.size() == static_cast<size_t>(8 - step));
     for (const auto& [at, row] : on) {
-      CHECK(row.samples == rows.at(at).samples);
+      check_alike(row, rows.at(at));
       CHECK(row.loss == doctest::Approx(rows.at(at).loss).epsilon(1e-5));
     }
   }
@@ -179,6 +218,9 @@ TEST_CASE("mix: plan, validate, dataset and report show each source") {
   CHECK(run.at("validation_losses").as_object().size() == 2);
   const std::string text = said("report '" + kRuns + "/mix_whole' --text");
   CHECK(text.find("What was read of each source") != std::string::npos);
+  CHECK(text.find("last loss") != std::string::npos);
+  CHECK(run.at("sources").at("story").at("loss").to_number<double>() ==
+        rows_of("mix_whole").at(7).losses.at("story"));
 }
 
 }  // namespace mix_test

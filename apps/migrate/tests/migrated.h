@@ -16,6 +16,8 @@
 #include "engine/config/toml_value.h"
 #include "plugins/fully_sharded/options.h"
 #include "plugins/jsonl/options.h"
+#include "plugins/jsonl/text_options.h"
+#include "sdk/base/words.h"
 
 namespace migrate_test {
 
@@ -27,6 +29,8 @@ inline PluginSchemas strategies() {
       {{"fsdp2", {}, make_schema("distributed.fsdp2", "fsdp2", kFullyShardedOptions.declared)}}};
   for (const char* table : {"dataset.jsonl", "validation_dataset.jsonl"})
     out.components.push_back({make_schema(table, "jsonl", jsonl::kOptions), true});
+  for (const char* table : {"dataset.text", "validation_dataset.text"})
+    out.components.push_back({make_schema(table, "jsonl", jsonl::kTextOptions), true});
   return out;
 }
 
@@ -57,6 +61,19 @@ inline Config loaded(const Migration& migration) {
 inline std::string value(const Config& config, const std::string& key) {
   const size_t dot = key.rfind('.');
   return to_toml(config.table(key.substr(0, dot)).value(key.substr(dot + 1)));
+}
+
+// The tables of a list, each as its keys that are set: "name = \"a\", epochs = 1".
+inline std::vector<std::string> listed(const Config& config, const std::string& list) {
+  std::vector<std::string> out;
+  for (const Options& one : config.list(list)) {
+    std::vector<std::string> keys;
+    for (const meshwright_option* option : one.schema().options)
+      if (one.is_given(option->name))
+        keys.push_back(std::string(option->name) + " = " + to_toml(one.value(option->name)));
+    out.push_back(text::join(keys, ", "));
+  }
+  return out;
 }
 
 struct Expected {

@@ -111,6 +111,9 @@ TEST_CASE("what axolotl's keys mean together") {
            {"adapter: lora\nlora_model_dir: ./adapter\n",
             {{"lora.adapter", "\"./adapter\"", false}, {"lora.r", "0", false}}},
            {"bf16: false\n", {{"distributed.mp_policy.param_dtype", "\"float32\"", false}}},
+           {"bf16: true\nbfloat16: true\n",
+            {{"distributed.mp_policy.param_dtype", "\"bfloat16\"", false}},
+            "bfloat16"},
            {"fp16: true\nadapter: lora\n",
             {{"distributed.mp_policy.param_dtype", "\"float16\"", false}}},
            {"batch_size: 32\nmicro_batch_size: 4\n",
@@ -134,8 +137,25 @@ TEST_CASE("what axolotl's keys mean together") {
             {{"dataset.jsonl.train_on", "\"all\"", false},
              {"dataset.jsonl.truncate", "\"right\"", false}}},
            {"datasets: [{path: json, data_files: ./a.json, type: completion}]\n",
-            {{"dataset.path", "\"./a.json\"", false}, {"dataset.jsonl.format", "\"text\"", true}}},
-           {"datasets: [{path: ./a, type: alpaca}, {path: ./b, type: alpaca}]\n", {}, "datasets"},
+            {{"dataset.path", "\"./a.json\"", false},
+             {"dataset.kind", "\"text\"", true},
+             {"dataset.plugin", "\"none\""},
+             {"dataset.text.packing", "\"none\"", true},
+             {"dataset.jsonl.packing", "\"bfd\"", false}}},  // ours: no rows are read
+           {"sample_packing: true\ndatasets: [{path: ./a, type: completion, field: body}]\n",
+            {{"dataset.text.packing", "\"bfd\"", true},
+             {"dataset.text.text_field", "\"body\"", false}}},
+           {"pretraining_dataset: [{path: ./a, text_column: body}]\nmax_steps: 3\n",
+            {{"dataset.kind", "\"text\"", true},
+             {"dataset.text.packing", "\"stream\"", true},
+             {"dataset.text.attention", "\"auto\"", false},
+             {"dataset.text.text_field", "\"body\"", false}}},
+           {"pretraining_dataset: [{path: ./a}, {path: ./b}]\nsample_packing: true\n"
+            "pretrain_multipack_attn: false\ntrain_on_inputs: true\n",
+            {{"dataset.path", "\"./a\"", false},
+             {"dataset.text.packing", "\"stream\"", true},
+             {"dataset.text.attention", "\"sample\"", false}},
+            "pretraining_dataset"},
            {"datasets: [{path: org/of_the_hub, type: alpaca}]\n",
             {{"dataset.plugin", "\"jsonl\"", true}},
             "datasets"},
@@ -189,6 +209,13 @@ TEST_CASE("TRL's arguments become a file of ours, with TRL's defaults") {
              {"lora.alpha", "32", false},
              {"lora.dropout", "0.05", true},
              {"lora.target_modules", "\"all-linear\"", false}}},
+           {"use_peft: true\ncompletion_only_loss: false\nshuffle_dataset: true\n"
+            "packing_strategy: bfd\naverage_tokens_across_devices: false\n",
+            {{"lora.r", "16", true},
+             {"dataset.jsonl.train_on", "\"all\"", false},
+             {"dataset.shuffle", "true", false}},
+            "packing_strategy"},
+           {"average_tokens_across_devices: false\n", {}, "average_tokens_across_devices"},
            {"packing: true\npacking_strategy: wrapped\ndtype: bfloat16\nbf16: false\n",
             {{"dataset.jsonl.packing", "\"sequential\"", true},
              {"model.torch_dtype", "\"bfloat16\"", false},
@@ -220,6 +247,104 @@ TEST_CASE("TRL's arguments become a file of ours, with TRL's defaults") {
   CHECK(find(other.left, "beta") != nullptr);
 }
 
+TEST_CASE("several data sets become a mix, or sets of the validation") {
+  const std::string axolotl = "base_model: /m\nlearning_rate: 1e-3\n",
+                    trl = "model_name_or_path: /m\n";
+  struct Row {
+    std::string text;
+    std::vector<std::string> mix = {}, sets = {};
+    std::vector<const char*> left = {};
+    const char* guess = nullptr;
+    std::vector<Expected> values = {};
+  };
+  for (const Row& row : std::vector<Row>{
+           {axolotl + "datasets: [{path: ./a.jsonl, type: alpaca}, {path: ./b/a.jsonl, type: "
+                      "alpaca}]\nsample_packing: true\n",
+            {R"(name = "a", epochs = 1, path = "./a.jsonl")",
+             R"(name = "a_2", epochs = 1, path = "./b/a.jsonl")"},
+            {},
+            {"datasets.type"},
+            "each is read once an epoch, as axolotl reads what it joins; a sample has rows of one "
+            "alone",
+            {{"dataset.plugin", "\"jsonl\"", true}, {"dataset.path", "\"none\""}}},
+           // Of the hub: where the rows go, and whose they are.
+           {axolotl + "datasets: [{path: org/x, split: train, type: chat_template}, {path: org/x, "
+                      "split: more, type: completion}]\n",
+            {R"(name = "x", epochs = 1, path = "data/x.jsonl")",
+             R"(name = "x_more", epochs = 1, kind = "text", path = "data/x_more.jsonl")"},
+            {},
+            {},
+            "save the rows of org/x (more) there as JSON Lines; each is read once",
+            {{"dataset.plugin", "\"jsonl\"", true},
+             {"dataset.jsonl.format", "\"messages\"", true},
+             {"dataset.text.packing", "\"none\"", true}}},
+           // One table of options for all that a plugin reads.
+           {axolotl + "datasets: [{path: ./a, type: chat_template, field_messages: talk}, {path: "
+                      "./b, type: chat_template}]\n",
+            {R"(name = "a", epochs = 1, path = "./a")", R"(name = "b", epochs = 1, path = "./b")"},
+            {},
+            {"datasets.field_messages"}},
+           {axolotl + "datasets: [{path: ./a, type: chat_template, field_messages: talk}, {path: "
+                      "./b, type: chat_template, field_messages: talk}]\n",
+            {R"(name = "a", epochs = 1, path = "./a")", R"(name = "b", epochs = 1, path = "./b")"},
+            {},
+            {},
+            nullptr,
+            {{"dataset.jsonl.fields", "{\"messages\" = \"talk\"}", false}}},
+           {axolotl + "datasets: [{path: json, data_files: [./a.jsonl, ./b.jsonl]}]\n",
+            {R"(name = "a", epochs = 1, path = "./a.jsonl")",
+             R"(name = "b", epochs = 1, path = "./b.jsonl")"}},
+           {axolotl + "test_datasets: [{path: ./a, type: chat_template}, {path: ./b, type: "
+                      "completion}]\neval_steps: 7\n",
+            {},
+            {R"(name = "a", path = "./a")", R"(name = "b", kind = "text", path = "./b")"},
+            {},
+            "validation_loss is their mean",
+            {{"validation_dataset.plugin", "\"jsonl\"", true},
+             {"validation_dataset.every_steps", "7", false},
+             {"validation_dataset.jsonl.format", "\"messages\"", true}}},
+           {trl + "datasets: [{path: ./a, fraction: 0.7}, {path: org/b, fraction: 0.3}]\n",
+            {R"(name = "a", weight = 0.7, path = "./a")",
+             R"(name = "b", weight = 0.3, path = "data/b.jsonl")"},
+            {},
+            {},
+            "an epoch ends before any is read twice"},
+           {trl + "datasets: [{path: ./a, split: x, columns: [q]}, {path: ./b, data_dir: c}]\n",
+            {R"(name = "a", epochs = 1, path = "./a")", R"(name = "b", epochs = 1, path = "./b")"},
+            {},
+            {"datasets.split", "datasets.columns", "datasets.data_dir"},
+            "as TRL reads what it joins"},
+           {trl + "dataset_mixture: {datasets: [{id: org/a, config: c, split: s, columns: "
+                  "[messages], weight: 0.5}, {id: org/b}, {id: org/c, weight: 0}], seed: 3, "
+                  "test_split_size: 100}\n",
+            {R"(name = "a_c_s", epochs = 0.5, path = "data/a_c_s.jsonl")",
+             R"(name = "b", epochs = 1, path = "data/b.jsonl")"},
+            {},
+            {"dataset_mixture.seed", "dataset_mixture.test_split_size",
+             "dataset_mixture.datasets.weight"},
+            "that part of it is read in an epoch"},
+           {trl + "dataset_mixer: {org/a: 1.0, org/b: 0.25}\ndataset_splits: [train, test]\n",
+            {R"(name = "a", epochs = 1, path = "data/a.jsonl")",
+             R"(name = "b", epochs = 0.25, path = "data/b.jsonl")"},
+            {},
+            {"dataset_splits"}}}) {
+    INFO(row.text);
+    const Migration done = of_yaml(row.text);
+    check_values(done, row.values);
+    const Config config = loaded(done);
+    CHECK(text::join(listed(config, "dataset.mix"), "; ") == text::join(row.mix, "; "));
+    CHECK(text::join(listed(config, "validation_dataset.set"), "; ") == text::join(row.sets, "; "));
+    for (const char* key : row.left) CHECK_MESSAGE(find(done.left, key) != nullptr, key);
+    if (row.guess != nullptr)
+      CHECK(std::ranges::any_of(done.guessed, [&](const auto& line) {
+        return line.text.starts_with("[[") && line.text.find(row.guess) != std::string::npos;
+      }));
+    CHECK(says(done.missing, "dataset.path", "") == row.mix.empty());
+    CHECK(says(done.missing, "dataset.mix.path", "JSON Lines") ==
+          (done.toml.find("data/") != std::string::npos));
+  }
+}
+
 TEST_CASE("columns of other names are told, or named where there is a key for it") {
   static constexpr meshwright_option kFields =
       with_flags(option("fields", MESHWRIGHT_STRING_MAP, nullptr, "Columns."), MESHWRIGHT_OPTIONAL);
@@ -242,7 +367,7 @@ TEST_CASE("columns of other names are told, or named where there is a key for it
         {"base_model: /m\ndatasets: [{path: ./a, type: chat_template, field_messages: talk}]\n",
          "fields = {messages = \"talk\"}", "datasets.field_messages"},
         {"base_model: /m\ndatasets: [{path: ./a, type: completion, field: chapter}]\n",
-         "fields = {text = \"chapter\"}", "datasets.field"},
+         "text_field = \"chapter\"", nullptr},
         {"model_name_or_path: /m\ndataset_name: ./a\ndataset_text_field: body\n",
          "fields = {text = \"body\"}", "dataset_text_field"}}) {
     INFO(row.text);
@@ -250,6 +375,7 @@ TEST_CASE("columns of other names are told, or named where there is a key for it
                     told = migrate(row.text, "a.yaml", without);
     INFO(named.toml);
     CHECK(named.toml.find(row.fields) != std::string::npos);
+    if (row.left == nullptr) continue;  // documents, which have a field of their own
     CHECK(find(named.left, row.left) == nullptr);
     CHECK(find(told.left, row.left) != nullptr);
     CHECK(told.toml.find("\nfields = ") == std::string::npos);

@@ -52,10 +52,12 @@ json::array cards(const RunRecord& run) {
        facts.validation.empty() ? "" : facts.validation.substr(facts.validation.find("at ")));
   for (const NamedFigure& one : run.metrics.validation_losses)
     card(("validation loss of " + one.name).c_str(), short_number(one.value), "the last one");
-  for (const ReadSource& one : sources_of(run.metrics))
+  for (const ReadSource& one : sources_of(run.metrics)) {
+    card(("loss of " + one.name).c_str(), one.loss_text(), "the last one");
     card(("read of " + one.name).c_str(), short_number(100 * one.share) + "%",
          report::counted(one.samples, "sample", "samples") + ", " +
              short_number(static_cast<double>(one.tokens)) + " tokens");
+  }
   card("tokens a second", known(facts.tokens_per_second, false), "median of steps");
   card("time of a step", facts.step_ms > 0 ? short_number(facts.step_ms) + " ms" : "", "median");
   card("memory", known(facts.memory, true), "peak of rank 0");

@@ -64,14 +64,19 @@ Facts facts_of(const RunRecord& run) {
   return out;
 }
 
+std::string ReadSource::loss_text() const { return loss ? short_number(*loss) : "-"; }
+
 std::vector<ReadSource> sources_of(const Metrics& metrics) {
   std::vector<ReadSource> out;
   double all = 0;
   for (const NamedFigure& one : metrics.source_samples) {
     const auto tokens = std::ranges::find(metrics.source_tokens, one.name, &NamedFigure::name);
+    const auto loss = std::ranges::find(metrics.source_losses, one.name, &NamedFigure::name);
     out.push_back({one.name, std::llround(one.value),
                    tokens == metrics.source_tokens.end() ? 0 : std::llround(tokens->value),
                    one.value});
+    if (loss != metrics.source_losses.end() && std::isfinite(loss->value))
+      out.back().loss = loss->value;
     all += one.value;
   }
   for (ReadSource& one : out) one.share = all > 0 ? one.share / all : 0;
@@ -296,17 +301,18 @@ std::string predictions(const Style& style, const std::vector<RunRecord>& runs) 
 }
 
 std::string sources(const Style& style, const std::vector<RunRecord>& runs) {
-  TextRows read = {{"run", "source", "samples", "tokens", "share"}},
+  TextRows read = {{"run", "source", "samples", "tokens", "share", "last loss"}},
            losses = {{"run", "set", "validation loss"}};
   for (size_t i = 0; i < runs.size(); ++i) {
     const std::string run = runs.size() == 1 ? report::printable(runs[i].name) : letter_of(i);
     for (const ReadSource& one : sources_of(runs[i].metrics))
       read.push_back({run, report::printable(one.name), report::human_count(one.samples),
-                      report::human_count(one.tokens), format("%.1f%%", 100 * one.share)});
+                      report::human_count(one.tokens), format("%.1f%%", 100 * one.share),
+                      one.loss_text()});
     for (const NamedFigure& one : runs[i].metrics.validation_losses)
       losses.push_back({run, report::printable(one.name), short_number(one.value)});
   }
-  constexpr size_t kRead[] = {2, 3, 4}, kLosses[] = {2};
+  constexpr size_t kRead[] = {2, 3, 4, 5}, kLosses[] = {2};
   return (read.size() == 1 ? ""
                            : heading(style, "What was read of each source") +
                                  report::table(style, read, kRead)) +
@@ -448,7 +454,9 @@ json::object run_json(const RunRecord& run) {
   json::array events, checkpoints, times, problems;
   json::object read, losses;
   for (const ReadSource& one : sources_of(run.metrics))
-    read[one.name] = json::object{{"samples", one.samples}, {"tokens", one.tokens}};
+    read[one.name] = json::object{{"samples", one.samples},
+                                  {"tokens", one.tokens},
+                                  {"loss", one.loss ? json::value(*one.loss) : json::value()}};
   for (const NamedFigure& one : run.metrics.validation_losses) losses[one.name] = number(one.value);
   for (const Event& event : run.events)
     events.push_back(json::object{{"time", text(event.time)},

@@ -34,7 +34,9 @@ Facts facts_of(const RunRecord& run);
 struct ReadSource {
   std::string name;
   int64_t samples = 0, tokens = 0;
-  double share = 0;  // of all samples
+  double share = 0;                 // of all samples
+  std::optional<double> loss = {};  // the last one; the run may not have told any
+  std::string loss_text() const;    // "2.31"; "-": none
 };
 std::vector<ReadSource> sources_of(const Metrics& metrics);
 // A step as it was predicted, beside what it took.

@@ -6,6 +6,7 @@
 #include <boost/json/object.hpp>
 #include <boost/json/parse.hpp>
 #include <charconv>
+#include <cmath>
 #include <optional>
 #include <string_view>
 
@@ -273,6 +274,19 @@ void take_named(const json::object& fields, const char* key, std::vector<NamedFi
       into.push_back({std::string(name), *number});
 }
 
+// Each in place of its own of the rows before: a step may have had nothing of one.
+void take_each(const json::object& fields, const char* key, std::vector<NamedFigure>& into) {
+  std::vector<NamedFigure> now;
+  take_named(fields, key, now);
+  for (NamedFigure& one : now) {
+    const auto known = std::ranges::find(into, one.name, &NamedFigure::name);
+    if (known == into.end())
+      into.push_back(std::move(one));
+    else if (!std::isnan(one.value))
+      known->value = one.value;
+  }
+}
+
 class Reader {
  public:
   explicit Reader(std::string file) : file_(std::move(file)) {}
@@ -314,6 +328,7 @@ class Reader {
       out_.tokens += tokens->to_number<double>();
     take_named(*fields, "source_samples", out_.source_samples);
     take_named(*fields, "source_tokens", out_.source_tokens);
+    take_each(*fields, "source_losses", out_.source_losses);
     take_named(*fields, "validation_losses", out_.validation_losses);
     return {};
   }

@@ -55,9 +55,10 @@ struct Metrics {
   std::array<Series, kQuantities> series;  // over completed steps, which count from 1
   Series least_work, most_work;            // of rank_work_ms, over ranks, of the same steps
   double tokens = 0;                       // of all steps
-  // Of a mix: what the run has read of each source, as its last step says. The validation losses of
-  // sets, as the last validation says.
-  std::vector<NamedFigure> source_samples, source_tokens, validation_losses;
+  // Of a mix: what the run has read of each source, as its last step says, and the loss of each in
+  // the last step that had a target of it. The validation losses of sets, as the last validation
+  // says.
+  std::vector<NamedFigure> source_samples, source_tokens, source_losses, validation_losses;
   const Series& of(Quantity quantity) const { return series[static_cast<size_t>(quantity)]; }
 };
 

@@ -38,6 +38,26 @@ TEST_CASE("values and keys in them are checked, also where the plugin is not ask
   }
 }
 
+TEST_CASE("options of data that nothing reads are told") {
+  auto notices = [](const char* name, const std::vector<std::string>& sets, bool active) {
+    PluginSchemas known;
+    for (const std::string table : {"dataset.", "validation_dataset."})
+      known.components.push_back({make_schema((table + name).c_str(), "x", kWidth), active});
+    Loaded l = testing::load("", sets, {known, ""});
+    CHECK(l.diagnostics.ok());
+    return std::vector<std::string>(l.diagnostics.notices().begin(), l.diagnostics.notices().end());
+  };
+  using Lines = std::vector<std::string>;
+  CHECK(notices("text", {"dataset.text.width=3"}, false) ==
+        Lines{"dataset.text.width has no effect unless dataset.kind = \"text\" is read with a "
+              "tokenizer"});
+  CHECK(notices("rows", {"validation_dataset.rows.width=3"}, false) ==
+        Lines{"validation_dataset.rows.width has no effect without validation_dataset.plugin = "
+              "\"rows\""});
+  CHECK(notices("text", {"dataset.text.width=3"}, true).empty());
+  CHECK(notices("text", {"dataset.text.width=8"}, false).empty());  // the default
+}
+
 constexpr meshwright_option kNames[] = {
     with_flags(option("names", MESHWRIGHT_STRING_MAP, nullptr, "Names."), MESHWRIGHT_OPTIONAL)};
 

@@ -4,6 +4,7 @@
 
 #include "engine/checkpoint/adapters.h"
 #include "engine/checkpoint/checksum.h"
+#include "engine/checkpoint/weights/auxiliary_files.h"
 #include "engine/checkpoint/weights/safetensors.h"
 #include "engine/config/describe.h"
 #include "engine/config/sources.h"
@@ -259,6 +260,29 @@ bool decides_numbers(const std::string& key) {
       kOthers, [&](auto one) { return one.ends_with('.') ? key.starts_with(one) : key == one; });
 }
 
+// A file of the tokenizer that rows or texts are read by, which is another one than the checkpoint
+// carries; nothing: none is.
+std::optional<std::string> other_tokenizer_file(checkpoint::Checkpoint& from,
+                                                const plan::Job& job) {
+  constexpr std::string_view kCarried = "source/";
+  std::string folder = job.config.table("model").get_string("pretrained");
+  for (const char* table : {"dataset", "dataset.jsonl"})
+    if (auto at = job.config.tables.find(table); at != job.config.tables.end() &&
+                                                 at->second.schema().find("tokenizer") != nullptr &&
+                                                 at->second.is_set("tokenizer"))
+      folder = at->second.get_string("tokenizer");
+  for (const checkpoint::FileRecord& file : from.meta().files) {
+    if (!file.name.starts_with(kCarried)) continue;
+    const std::string name = file.name.substr(kCarried.size());
+    const fs::path now = fs::path(folder) / name;
+    std::error_code failed;
+    if (weights::is_of_tokenizer(name) && fs::is_regular_file(now, failed) &&
+        base::read_file(now) != from.read_file(file.name))
+      return now.string();
+  }
+  return std::nullopt;
+}
+
 // Of other samples: which settings are others than those of the checkpoint's run.
 Error other_data(checkpoint::Checkpoint& from, const plan::Job& job) {
   const Options& dataset = job.config.table("dataset");
@@ -276,6 +300,16 @@ Error other_data(checkpoint::Checkpoint& from, const plan::Job& job) {
     return (!one.key.starts_with("dataset.") && one.key != "model.pretrained") ||
            only_reads(one.key);
   });
+  if (const auto file = changed->empty() ? other_tokenizer_file(from, job) : std::nullopt) {
+    const char* key = job.config.table("dataset").is_set("plugin") ? "dataset.jsonl.tokenizer"
+                                                                   : "dataset.tokenizer";
+    return Error(ErrorCode::checkpoint_mismatch,
+                 from.folder().string() + ": it was trained with another tokenizer: " + *file +
+                     " has changed since")
+        .key(key)
+        .help("set " + std::string(key) + " = \"" + (from.folder() / "source").string() +
+              "\", the tokenizer that the run learnt with");
+  }
   if (changed->empty())
     return Error(ErrorCode::checkpoint_mismatch, what)
         .key(named)

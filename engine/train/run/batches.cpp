@@ -172,6 +172,13 @@ MicroBatch Batches::move_to_device(const std::shared_ptr<Memory>& memory) const 
   return out;
 }
 
+std::vector<int64_t> Batches::sources(int64_t number) const {
+  std::vector<int64_t> out;
+  for (int64_t row = 0; settings_.source_of && row < settings_.rows; ++row)
+    out.push_back(static_cast<int64_t>(settings_.source_of(position_of(number) + row)));
+  return out;
+}
+
 const MicroBatch& Batches::at(int64_t number) {
   const int64_t together = settings_.padding.together, first = number / together * together;
   int64_t end = first + together;
@@ -197,6 +204,7 @@ void Batches::read(int64_t from, int64_t to) {
     cut(*one.memory, length);
     change(number, *one.memory);
     one.batch = move_to_device(one.memory);
+    one.batch.sources = sources(number);
     one.memory.reset();
     one.task.reset();
   }

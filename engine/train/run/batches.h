@@ -55,6 +55,8 @@ class Batches {
     std::function<void()> while_waiting = {};
     // What the model makes of a micro-batch; empty: nothing. Its sample number is set.
     std::function<void(HostBatch&)> change = {};
+    // Of a mix: the source of a position, for MicroBatch::sources; empty: they stay empty.
+    std::function<size_t(int64_t position)> source_of = {};
   };
   Batches(data::SampleStream stream, BatchOrder order, Settings settings);
   // Until forget_before() lets go of it, the same one again: stages of a pipeline share it. Throws
@@ -85,6 +87,7 @@ class Batches {
   void read(int64_t from, int64_t to);
   void change(int64_t number, Memory& memory) const;
   MicroBatch move_to_device(const std::shared_ptr<Memory>& memory) const;
+  std::vector<int64_t> sources(int64_t number) const;
 
   bool documents_, weights_;
   BatchOrder order_;

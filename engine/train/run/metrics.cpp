@@ -207,14 +207,31 @@ std::string score_words(const char* name, double z) {
 
 }  // namespace
 
+namespace {
+
+std::string loss_words(double loss, const char* pattern) {
+  return std::isnan(loss) ? "n/a" : format(pattern, loss);
+}
+
+// "web 2.1, code n/a"
+template <class Named>
+std::string named_losses(const std::vector<Named>& all, const char* pattern) {
+  std::string out;
+  for (const Named& one : all)
+    out += (out.empty() ? "" : ", ") + one.name + " " + loss_words(one.loss, pattern);
+  return out;
+}
+
+// "(web 2.1034, code n/a)"
+std::string source_words(const StepCost& c) {
+  return c.source_losses ? "(" + named_losses(c.read, "%.4f") + ")" : "";
+}
+
+}  // namespace
+
 std::string validation_words(double loss, const char* pattern, const std::vector<NamedLoss>& sets) {
-  auto words = [&](double value) {
-    return std::isnan(value) ? std::string("n/a") : format(pattern, value);
-  };
-  std::string named;
-  for (const NamedLoss& set : sets)
-    named += (named.empty() ? " (" : ", ") + set.name + " " + words(set.loss);
-  return "validation loss " + words(loss) + (named.empty() ? "" : named + ")");
+  const std::string named = named_losses(sets, pattern);
+  return "validation loss " + loss_words(loss, pattern) + (named.empty() ? "" : " (" + named + ")");
 }
 
 [[noreturn]] static void unwritable(const fs::path& path, int reason) {
@@ -365,17 +382,24 @@ static std::string by_name(const std::vector<Named>& all, const Value& value) {
   return out + "}";
 }
 
-static std::string read_fields(const std::vector<SourceRead>& read) {
+static std::string read_fields(const StepCost& cost) {
+  const std::vector<SourceRead>& read = cost.read;
   if (read.empty()) return {};
-  return ", \"source_samples\": " +
-         by_name(read, [](const SourceRead& one) { return std::to_string(one.samples); }) +
-         ", \"source_tokens\": " +
-         by_name(read, [](const SourceRead& one) { return std::to_string(one.tokens); });
+  std::string out =
+      ", \"source_samples\": " +
+      by_name(read, [](const SourceRead& one) { return std::to_string(one.samples); }) +
+      ", \"source_tokens\": " +
+      by_name(read, [](const SourceRead& one) { return std::to_string(one.tokens); }) +
+      ", \"source_target_tokens\": " +
+      by_name(read, [](const SourceRead& one) { return std::to_string(one.targets); });
+  if (cost.source_losses)
+    out += ", \"source_losses\": " +
+           by_name(read, [](const SourceRead& one) { return number_text(one.loss, "%.9g"); });
+  return out;
 }
 
 std::string RunFolder::step(const StepResult& r, const StepCost& c) {
-  std::string row =
-      row_begin(r.step) + figures(r, c) + load_fields(r) + read_fields(c.read) + "}\n";
+  std::string row = row_begin(r.step) + figures(r, c) + load_fields(r) + read_fields(c) + "}\n";
   metrics_->append(row);
   return row;
 }
@@ -430,9 +454,11 @@ std::string speed_words(const StepResult& r, const StepCost& c) {
 }  // namespace
 
 std::string Progress::line(const StepResult& r, const StepCost& c, int64_t steps) {
-  return format("step %lld/%lld  loss %.4f  grad norm %.3f  lr %.2e  %s  %.0f ms",
+  const std::string sources = source_words(c);
+  return format("step %lld/%lld  loss %.4f%s%s  grad norm %.3f  lr %.2e  %s  %.0f ms",
                 static_cast<long long>(r.step) + 1, static_cast<long long>(steps), r.loss,
-                r.grad_norm, r.lr, speed_words(r, c).c_str(), c.step_ms) +
+                sources.empty() ? "" : " ", sources.c_str(), r.grad_norm, r.lr,
+                speed_words(r, c).c_str(), c.step_ms) +
          cost_words(c) + load_words(r) + (c.skipped ? "  left out" : "");
 }
 
@@ -448,6 +474,8 @@ std::string Progress::short_line(const std::string& left) const {
            " tokens/s",
        3},
       {format("%.0f ms", cost_.step_ms), 5}};
+  if (const std::string sources = source_words(cost_); !sources.empty())
+    fields.insert(fields.begin() + 2, {sources, report::display_width(sources) > 40 ? 7 : 2});
   if (cost_.skipped) fields.push_back({"left out"});
   if (!left.empty()) fields.push_back({left, 2});
   return report::fit_line(std::move(fields), width_);
@@ -504,6 +532,8 @@ void Progress::draw() {
            " tok/s",
        3},
       {report::human_duration(left) + " left", 2}};
+  if (const std::string sources = source_words(cost_); !sources.empty())
+    fields.insert(fields.begin() + 2, {sources, 5});
   if (validation_ >= 0)
     fields.insert(fields.begin() + 2, {format("validation %.4f", validation_), 4});
   std::string text = report::fit_line(fields, style_.width - 1), bar;

@@ -20,10 +20,13 @@ namespace meshwright::train {
 
 inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-// What a run has read of a source of its mix, from its first step on.
+// What a run has read of a source of its mix, from its first step on, and its part of a step.
 struct SourceRead {
   std::string name;
   int64_t samples = 0, tokens = 0;  // tokens: positions, with what pads them
+  // Of the step; `loss` as StepResult::loss, kNone where the source had no target in it.
+  int64_t targets = 0;
+  double loss = kNone;
 };
 
 // The validation loss of a set.
@@ -47,6 +50,7 @@ struct StepCost {
   double loss_z = kNone, grad_norm_z = kNone;
   bool skipped = false;               // its update was left out (run.skip_step_above_z)
   std::vector<SourceRead> read = {};  // of a mix, with this step
+  bool source_losses = false;         // they are known
 };
 
 // How evenly tokens reach the experts of a model, over many steps: a picture for people, JSON for

@@ -25,6 +25,7 @@
 #include "engine/train/step/rank_agreement.h"
 #include "engine/train/step/sample.h"
 #include "engine/train/step/stages.h"
+#include "engine/train/step/step_monitor.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/handed_files.h"
@@ -185,10 +186,17 @@ std::unique_ptr<Batches> Run::batches_of(const OpenData& data, int64_t count) co
                         .padding = padding_of(*trainer_, *model_->running, data.config,
                                               training ? trainer_->accumulation() : count),
                         .while_waiting = [world = world_] { world->check(); },
-                        .change = change_of(data)});
+                        .change = change_of(data),
+                        .source_of = source_of(data)});
+}
+
+std::function<size_t(int64_t)> Run::source_of(const OpenData& data) const {
+  if (!trains_on(data) || !mix_order_) return {};
+  return [order = *mix_order_](int64_t position) { return order.at(position).source; };
 }
 
 void Run::open_batches() {
+  if (mix_order_) monitor_of(*trainer_).sources().open(data_.train.mix()->sources().size());
   batches_ = batches_of(data_.train, (max_steps_ - first_step_) * trainer_->accumulation());
   for (const OpenData& one : data_.validation)
     validations_.push_back({batches_of(one, validation_micro_batches(one))});
@@ -224,9 +232,21 @@ void Run::report_step(const StepResult& result) {
   speed_.fill(cost_, *trainer_, result.positions);
   if (mix_order_) {
     const std::vector<data::Mix::Source>& sources = data_.train.mix()->sources();
+    const SourceLosses& losses = monitor_of(*trainer_).sources();
     const std::vector<int64_t> read = mix_order_->read_before(samples_before(result.step + 1));
     for (size_t i = 0; i < read.size(); ++i)
-      cost_.read.push_back({sources[i].name, read[i], read[i] * seq_len()});
+      cost_.read.push_back({.name = sources[i].name,
+                            .samples = read[i],
+                            .tokens = read[i] * seq_len(),
+                            .targets = losses.found()[i].targets,
+                            .loss = losses.found()[i].mean()});
+    if (!no_parts_ && !losses.add_up_to(result.loss)) {
+      no_parts_ = true;
+      reporter_.say("warning: the loss of " + trainer_->outline().architecture +
+                    " is no sum over targets: the losses of the sources of [[dataset.mix]] are "
+                    "left out");
+    }
+    cost_.source_losses = !no_parts_;
   }
   reporter_.step(result, cost_);
   if (!reporter_) return;

@@ -103,6 +103,7 @@ class Run {
   }
   const Options& table(const char* name) const { return job_.table(name); }
   std::function<void(HostBatch&)> change_of(const OpenData& data) const;
+  std::function<size_t(int64_t position)> source_of(const OpenData& data) const;
   // This rank's micro-batches of training, or of a validation.
   std::unique_ptr<Batches> batches_of(const OpenData& data, int64_t count) const;
   bool trains_on(const OpenData& data) const { return &data == &data_.train; }
@@ -157,6 +158,7 @@ class Run {
   Speed speed_;
   PredictionError prediction_error_;  // of the rank that leads
   bool told_no_targets_ = false;      // of the validation data
+  bool no_parts_ = false;             // the model's loss is none of its targets', which was told
   bool disturbed_ = false;            // something was saved or evaluated since the last step
   StepCost cost_;                     // of the last step
   double lr_ = 0;                     // of the last step

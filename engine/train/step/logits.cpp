@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "engine/train/step/stages.h"
+#include "engine/train/step/step_monitor.h"
 #include "meshwright/data/dataset_kind.h"
 #include "meshwright/error.h"
 #include "meshwright/nn/stage.h"
@@ -164,7 +165,9 @@ struct Counts {
   double weight = 0;
 };
 
-Counts count(const MicroBatch& batch, const std::vector<PositionRun>& mine) {
+// `by_source`: where it is told, what each source has of it.
+Counts count(const MicroBatch& batch, const std::vector<PositionRun>& mine,
+             SourceLosses::Part* by_source = nullptr) {
   Counts out;
   const int64_t length = batch.length();
   const int32_t* documents = batch.host_documents;
@@ -183,8 +186,13 @@ Counts count(const MicroBatch& batch, const std::vector<PositionRun>& mine) {
       out.positions += batch.ends.empty() || i < batch.ends[static_cast<size_t>(row)] ? 1 : 0;
       out.tokens += learnt ? 1 : 0;
       if (!target) continue;
+      const double weight = batch.host_weights != nullptr ? batch.host_weights[at] : 1;
       ++out.targets;
-      out.weight += batch.host_weights != nullptr ? batch.host_weights[at] : 1;
+      out.weight += weight;
+      if (by_source == nullptr) continue;
+      const auto source = static_cast<size_t>(batch.sources[static_cast<size_t>(row)]);
+      ++by_source->targets[source];
+      by_source->weights[source] += weight;
     }
   }
   return out;
@@ -224,12 +232,21 @@ MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& ba
       scope.emplace(whole_sequence(length, batch.documents, batch.positions, counts));
     logits = net.forward(stage.first ? batch.tokens : hidden);
   }
-  const Counts read = count(batch, mine);
+  SourceLosses& sources = monitor_of(trainer).sources();
+  SourceLosses::Part by_source;
+  const bool tells = !batch.sources.empty() && stage.last;
+  if (tells) {
+    by_source.targets.resize(static_cast<size_t>(sources.sources()));
+    by_source.weights.resize(static_cast<size_t>(sources.sources()));
+  }
+  const Counts read = count(batch, mine, tells ? &by_source : nullptr);
   MicroBatchLoss out{logits, read.targets, read.weight, read.tokens, read.positions};
   if (!stage.last) return out;  // hidden states
   const VocabularyShard* shard =
       tensor_parallel && tensor_parallel->vocabulary() ? &*tensor_parallel->vocabulary() : nullptr;
-  out.sum = net.loss_sum(logits, targets, weights, shard);
+  out.sum = tells ? loss_by_source(sources, net, batch, logits, targets, weights, shard,
+                                   std::move(by_source))
+                  : net.loss_sum(logits, targets, weights, shard);
   return out;
 }
 

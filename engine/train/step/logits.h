@@ -30,6 +30,8 @@ struct MicroBatch {
   const int32_t* host_documents = nullptr;
   std::shared_ptr<const void> host = {};  // their memory
   std::vector<int64_t> ends = {};         // where what pads each row begins; empty: nothing pads
+  // Of a mix whose losses are told by source: which one each row is of.
+  std::vector<int64_t> sources = {};
 
   int64_t rows() const { return tokens.size(0); }
   int64_t length() const { return tokens.size(1); }

@@ -38,6 +38,7 @@ StepMonitor::StepMonitor(std::optional<double> skip_above, World& world)
       device_waits_(detail::device_waits(world)) {}
 
 void StepMonitor::begin_step() {
+  sources_.begin_step();
   facts_ = {};
   since_ = began_ = Clock::now();
   if (device_.is_cpu())

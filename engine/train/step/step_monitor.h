@@ -1,5 +1,6 @@
 // What a training step is measured by beside its result: how far its loss and gradient norm lie
-// from the usual, whether its update is left out, and how long each rank has worked.
+// from the usual, whether its update is left out, how long each rank has worked, and the losses of
+// the sources of a mix.
 #pragma once
 
 #include <chrono>
@@ -11,6 +12,7 @@
 
 #include "engine/checkpoint/meta.h"
 #include "engine/job/parameter_groups.h"
+#include "engine/train/step/source_losses.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::detail {
@@ -73,6 +75,7 @@ class StepMonitor {
   void end_step();
 
   const StepFacts& facts() const { return facts_; }  // of the last step
+  SourceLosses& sources() { return sources_; }       // of a mix
   // What is usual, for checkpoints: a run that goes on judges as an unbroken one.
   const checkpoint::StepHistory& history() const { return history_; }
   void restore(checkpoint::StepHistory history);
@@ -99,6 +102,7 @@ class StepMonitor {
   int64_t waited_since_ = 0, waited_began_ = 0;
   double after_sums_ = kUnknown;  // of the step before
   plan::LossScale scale_;
+  SourceLosses sources_;
 };
 
 class Stages;

@@ -327,8 +327,10 @@ Trainer::Totals Trainer::totals(const Sums& of_rank, bool with_votes, const Tens
   const bool everyone = data_->size() * (pipeline ? pipeline->size() : 1) == world_->size();
   train::StepMonitor& monitor = parts_->monitor;
   const auto votes = static_cast<int64_t>(votes_.size());
+  train::SourceLosses& sources = monitor.sources();
   const int64_t told = votes + (with_votes ? monitor.slots() : 0),  // by ranks, behind the sums
-      begin = kSums + told,                                         // of `more`
+      mixed = kSums + told,                                         // of the sources of a mix
+      begin = mixed + (with_votes ? sources.slots() : 0),           // of `more`
       size = begin + (more.defined() ? more.numel() : 0);
   Tensor mine = at::zeros({size}, options);
   double* values = mine.mutable_data_ptr<double>();
@@ -340,12 +342,15 @@ Trainer::Totals Trainer::totals(const Sums& of_rank, bool with_votes, const Tens
     std::copy(votes_.begin(), votes_.end(), values + kSums);
     votes_ = {};
     if (monitor.slots() > 0) monitor.write_work(values + kSums + votes);
+    sources.write(values + mixed);
   }
   auto on_device = [&](const Tensor& t) {
     return t.to(world_->device(), at::kDouble, /*non_blocking=*/true, /*copy=*/true);
   };
   Tensor sums = on_device(mine);
   if (of_rank.loss.defined()) sums.select(0, 0).copy_(of_rank.loss);
+  if (with_votes && sources.sums().defined())
+    sums.narrow(0, mixed, sources.sources()).copy_(sources.sums());
   const Tensor more_sums = sums.narrow(0, begin, size - begin);
   if (more.defined()) more_sums.copy_(more);
   if (everyone) {
@@ -363,6 +368,7 @@ Trainer::Totals Trainer::totals(const Sums& of_rank, bool with_votes, const Tens
   world_->check();
   const double* summed = mine.const_data_ptr<double>();
   if (with_votes && monitor.slots() > 0) monitor.read_work(summed + kSums + votes);
+  if (with_votes) sources.read(summed + mixed);
   Totals out{summed[0],
              summed[1],
              summed[2],
@@ -411,7 +417,9 @@ void Trainer::train_micro_batches(const StageForward& forward, double assumed, S
       routers_->before_backward(routers_->weigh(weight), assumed);
       (loss.sum / assumed).backward();
     }
-    add_loss(sums.loss, loss.sum, routers_->reported_loss(), weight);
+    const Tensor more = routers_->reported_loss();
+    add_loss(sums.loss, loss.sum, more, weight);
+    parts_->monitor.sources().add_told(more);
   }
 }
 
@@ -427,6 +435,7 @@ void Trainer::train_stages(const StageForward& forward, double assumed, Sums& su
     if (!stages_->is_last(stage)) return loss.sum;
     sums.add(loss, weight_of(loss));
     add_loss(sums.loss, loss.sum, Tensor(), 0);
+    parts_->monitor.sources().add_told(Tensor());
     return loss.sum / assumed;
   };
   auto before = [&](int64_t micro) {

@@ -240,7 +240,7 @@ TEST_CASE("a folder that cannot be written to: an error, or none where it is not
     CHECK(cache.built == 1);  // and not once more in memory
     REQUIRE(!cache.told.empty());
     CHECK(cache.told.back().starts_with(
-        "there is no cache, so that every process tokenizes for itself: cannot "));
+        "the cache cannot be written, so that every process tokenizes for itself: cannot "));
     CHECK(cache.told.back().find(folder.string()) != std::string::npos);
   }
   // What build() throws is thrown.
@@ -249,6 +249,12 @@ TEST_CASE("a folder that cannot be written to: an error, or none where it is not
   CHECK(cache.open(CachePlace{"", false})->tokens() == 3);
   CHECK(cache.told ==
         std::vector<std::string>{"there is no cache: neither XDG_CACHE_HOME nor HOME is set"});
+  // With the setting that moves it.
+  for (const std::string& place : {std::string(), (folder / "file") + "/cache"}) {
+    cache.open(CachePlace{place, false, "dataset.text.cache"});
+    CHECK(
+        cache.told.back().ends_with("; set dataset.text.cache to a folder that may be written to"));
+  }
 }
 
 }  // namespace cached_store_test

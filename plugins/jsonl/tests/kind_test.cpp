@@ -12,6 +12,7 @@
 #include "meshwright/error.h"
 #include "plugins/jsonl/options.h"
 #include "plugins/jsonl/prepare.h"
+#include "sdk/base/beside.h"
 #include "sdk/base/words.h"
 
 namespace kind_test {
@@ -85,7 +86,7 @@ TEST_CASE("the store is the same for any number of threads, and a cache gives it
     given.set("threads", int64_t{threads});
     const JsonlOptions options = JsonlOptions::read(given.request);
     CHECK(options.threads == threads);
-    return build_store(options, cache_key(options), [](const auto&) {});
+    return build_store(options, cache_key(options), [](const auto&) {}, [](const auto&) {});
   };
   const std::vector<std::byte> one = bytes(1);
   CHECK(one == bytes(7));
@@ -97,7 +98,9 @@ TEST_CASE("the hash of a template is of its text, wherever that is from") {
     Given given(kChats);
     given.set("chat_template", chat_template);
     const JsonlOptions options = JsonlOptions::read(given.request);
-    return meshwright::jsonl::TokenStore::in_memory(build_store(options, "k", [](const auto&) {}))
+    return meshwright::jsonl::TokenStore::in_memory(
+               build_store(
+                   options, "k", [](const auto&) {}, [](const auto&) {}))
         ->origin()
         .template_hash;
   };
@@ -200,8 +203,8 @@ TEST_CASE("of a folder those files are taken that are of JSON by name, and the o
   jsonl_test::write(folder / "data/README.md", "# Rows");
   jsonl_test::write(folder / "data/more/a.txt", "{\"text\": \"ab\"}\n");
   const Given given(folder / "data");
-  CHECK(said(given.request) ==
-        "error[E0701]: " + (folder / "data") + ": none of 2 files in it ends in .jsonl or .json");
+  CHECK(said(given.request) == "error[E0701]: " + (folder / "data") +
+                                   ": none of 2 files in it ends in .jsonl, .json or .parquet");
   jsonl_test::write(folder / "data/more/a.jsonl", "{\"text\": \"ab\"}\n");
   jsonl_test::write(folder / "data/b.json", "[{\"text\": \"ab\"}]");
   // What others keep there of it is none of it.
@@ -212,7 +215,7 @@ TEST_CASE("of a folder those files are taken that are of JSON by name, and the o
   REQUIRE(source->report().size() == 3);
   CHECK(source->report()[0].starts_with("2 rows, 2 used"));
   CHECK(source->report()[2] ==
-        "4 files left out, hidden or of other names than *.jsonl and *.json: " +
+        "4 files left out, hidden or of other names than *.jsonl, *.json and *.parquet: " +
             (folder / "data/._b.json") + ", " +
             (folder / "data/.ipynb_checkpoints/a-checkpoint.jsonl") + ", " +
             (folder / "data/README.md") + ", ...");
@@ -262,8 +265,12 @@ TEST_CASE("what is wrong with a request") {
   CHECK(said(Given(folder / "nowhere.jsonl").request).starts_with("error[E0701]: "));
   CHECK(said(Given(folder / "empty.jsonl").request) ==
         "error[E0701]: " + (folder / "empty.jsonl") + " has no rows");
-  CHECK(said(Given(folder / "rows.parquet").request) ==
-        "error[E0701]: " + (folder / "rows.parquet") + ": Parquet is not read");
+  const std::string parquet = said(Given(folder / "rows.parquet").request),
+                    begins = "error[E0701]: " + (folder / "rows.parquet") + ": ";
+  if (fs::exists(meshwright::beside_sdk("libmeshwright_parquet.so")))
+    CHECK(parquet.starts_with(begins + "its Parquet data is damaged ("));
+  else
+    CHECK(parquet.starts_with(begins + "the file is Parquet, and the part that reads it is not"));
   CHECK(said(Given(row).set("tokenizer", folder.string()).request) ==
         "error[E0706]: dataset.jsonl.tokenizer: " + folder.string() +
             " has no tokenizer.json, tokenizer.model or tekken.json");

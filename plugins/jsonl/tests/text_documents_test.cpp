@@ -100,7 +100,7 @@ TEST_CASE("rows give one of their fields") {
   CHECK(refused(R"({"text": "x)").message().starts_with(file + ":2:"));
   write(file, R"({"body": {"x": 1}, "said": "it"})");
   CHECK(read({file}, {.text_field = "said"}).documents == Texts{"it"});
-  for (const char* name : {"a.jsonl", "a.json", "a.jsonl.gz", "a.jsonl.zst"})
+  for (const char* name : {"a.jsonl", "a.json", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"})
     CHECK(is_rows_name(name));
   for (const char* name : {"a.txt", "a.jsonl.txt", "jsonl", "a.md.gz"})
     CHECK_FALSE(is_rows_name(name));

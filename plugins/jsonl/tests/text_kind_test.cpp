@@ -387,8 +387,10 @@ TEST_CASE("what is wrong is told with file, place and key") {
   CHECK(blank.message().starts_with(place.data() + "/blank.txt holds no text"));
   CHECK(blank.key() == "dataset.path");
   CHECK(refused(place.request(place.data() + "/none*.txt")).key() == "dataset.path");
-  CHECK(refused(place.request(place.put("x.parquet", "PAR1"))).message().find("Parquet") !=
-        std::string::npos);
+  // Whether there is what reads it or not: tests/parquet has more where there is.
+  const Error parquet = refused(place.request(place.put("x.parquet", "PAR1")));
+  CHECK(parquet.message().find("Parquet") != std::string::npos);
+  CHECK_FALSE(parquet.helps().empty());
   const Error few = refused(place.request(good, 100'000));
   CHECK(few.message().find("one sample takes seq_len + 1 = 100001") != std::string::npos);
   CHECK(few.helps().at(0).starts_with("set dataset.seq_len = "));
@@ -464,6 +466,57 @@ TEST_CASE("documents are shown as they are learnt, and counted") {
   REQUIRE(language.size() == 2);
   CHECK(language[0].name == "tokenizer.json");
   CHECK(language[0].path == place.model() + "/tokenizer.json");
+}
+
+TEST_CASE("of a long document the beginning is shown as it is learnt") {
+  const Place place("llama3");
+  const DatasetRequest request = place.request(place.put("a.txt", words(5, 3'000'000)));
+  const meshwright::DatasetRow row = TextKind().row(request, 0);
+  CHECK(row.place.ends_with(", its beginning"));
+  const Ids learnt = all_tokens(request);
+  REQUIRE(row.tokens.size() > 100'000);
+  // It begins with what the tokenizer puts before a text.
+  const Tokenizer tokenizer = Tokenizer::load(place.model() + "/tokenizer.json");
+  CHECK(row.tokens[0].id == *tokenizer.id_of("<|begin_of_text|>"));
+  CHECK(row.tokens[0].begin == row.tokens[0].end);
+  bool same = true;
+  for (size_t i = 0; i < row.tokens.size(); ++i) same = same && row.tokens[i].id == learnt[i];
+  CHECK(same);
+}
+
+TEST_CASE("a cache that cannot be written is not named as if it were there") {
+  const Place place;
+  DatasetRequest request = place.request(place.put("a.txt", words(7, 1000)), 8);
+  write(place.data() + "/file", "x");
+  const char* before = std::getenv("XDG_CACHE_HOME");
+  const std::string kept = before == nullptr ? "" : before;
+  ::setenv("XDG_CACHE_HOME", (place.data() + "/file").c_str(), 1);
+  request.options.set("cache", "auto");
+  const auto source = TextKind().open(request);
+  before == nullptr ? ::unsetenv("XDG_CACHE_HOME") : ::setenv("XDG_CACHE_HOME", kept.c_str(), 1);
+  CHECK(source->report()[0].ends_with(", in memory"));
+}
+
+TEST_CASE("what a tokenizer's file says and nobody does is told once, where tokens are made") {
+  const Place place;
+  const std::string file = place.model() + "/tokenizer.json";
+  std::ifstream in(file);
+  std::string text((std::istreambuf_iterator<char>(in)), {});
+  const size_t at = text.find("\"truncation\"");
+  REQUIRE(at != std::string::npos);
+  const size_t null = text.find("null", at);
+  REQUIRE(null < at + 20);
+  text.replace(
+      null, 4,
+      R"({"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0})");
+  write(file, text);
+  const auto options =
+      meshwright::jsonl::TextOptions::read(place.request(place.put("a.txt", words(9, 1000))));
+  std::vector<std::string> told;
+  for (int i = 0; i < 2; ++i)
+    meshwright::jsonl::text_store(options, [&](const std::string& line) { told.push_back(line); });
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].find("truncat") != std::string::npos);
 }
 
 }  // namespace text_kind_test

@@ -59,8 +59,8 @@ TEST_CASE("a path that leads nowhere says what may stand there") {
   const jsonl_test::TemporaryFolder folder;
   for (const std::string& path : {folder / "nowhere.jsonl", folder / "*.jsonl"})
     CHECK(jsonl_test::thrown([&] { JsonlKind().open(Given(path).request); }).helps() ==
-          std::vector<std::string>{"set dataset.path to a file, a folder (its *.jsonl and *.json), "
-                                   "or a pattern: \"data/*.jsonl\""});
+          std::vector<std::string>{"set dataset.path to a file, a folder (its *.jsonl, *.json "
+                                   "and *.parquet), or a pattern: \"data/*.jsonl\""});
 }
 
 TEST_CASE("roles that are not known, and calls that the template leaves out, are counted") {

@@ -1,6 +1,7 @@
 #include "sdk/base/unpack/unpacked_file.h"
 
 #define ZLIB_CONST
+#include <dlfcn.h>
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
@@ -9,10 +10,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 #include <vector>
 
+#include "sdk/base/beside.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/unpack/parquet_rows.h"
 
 namespace meshwright::base {
 
@@ -23,8 +27,6 @@ std::string_view unpacked_name(std::string_view path) {
 }
 
 namespace {
-
-enum class Format : uint8_t { plain, gzip, zstd };
 
 constexpr size_t kPiece = 1 << 18;
 
@@ -38,13 +40,49 @@ struct EndZstd {
   void operator()(ZSTD_DStream* stream) const { ZSTD_freeDStream(stream); }
 };
 
+// The function of the library that reads Parquet.
+OpenParquet open_parquet(const std::string& path, ErrorCode code) {
+  const std::filesystem::path library = beside_sdk("libmeshwright_parquet.so");
+  auto refused = [&](const std::string& what) {
+    return Error(code, path + ": the file is Parquet, and " + what)
+        .at({Origin::Source::file, path, 0, 0});
+  };
+  const std::string convert =
+      "or write it as JSON lines (pip install pyarrow): python3 -c \"import json, "
+      "pyarrow.parquet as p; [print(json.dumps(r, default=str)) for r in p.read_table('" +
+      path + "').to_pylist()]\" > rows.jsonl";
+  if (!std::filesystem::exists(library))
+    throw refused("the part that reads it is not in this build (" + library.string() +
+                  " is not there)")
+        .help(
+            "run ./quickstart --parquet once in Meshwright's sources: it fetches Arrow's "
+            "libraries and builds the part")
+        .help(convert);
+  void* loaded = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (loaded == nullptr) {
+    const bool in_wheel = library.parent_path().parent_path().filename() == "_native";
+    const char* why = ::dlerror();  // NOLINT(concurrency-mt-unsafe): each thread has its own
+    throw refused("the part that reads it cannot be loaded: " +
+                  std::string(why != nullptr ? why : "no reason is given"))
+        .help(in_wheel ? "pip install 'pyarrow==" MESHWRIGHT_ARROW_RELEASE
+                         ".*' into the environment that Meshwright is in"
+                       : "pip download --no-deps 'pyarrow==" MESHWRIGHT_ARROW_RELEASE
+                         ".*', unpack that wheel, and ln -s <its pyarrow folder> " +
+                             beside_sdk("meshwright/pyarrow").string())
+        .help(convert);
+  }
+  void* const symbol = ::dlsym(loaded, kOpenParquet);
+  if (symbol == nullptr) throw refused(library.string() + " is none of Meshwright's libraries");
+  return reinterpret_cast<OpenParquet>(symbol);
+}
+
 }  // namespace
 
 struct UnpackedFile::Parts {
   std::string path;
   ErrorCode code;
   ForeignFile file;
-  Format format = Format::plain;
+  FileKind kind = FileKind::plain;
   std::vector<char> piece = std::vector<char>(kPiece);
   size_t at = 0, end = 0;  // what of the piece is left
   int64_t before = 0;      // bytes of the file before the piece
@@ -52,18 +90,24 @@ struct UnpackedFile::Parts {
   bool ended_one = false;  // one that did
   std::unique_ptr<z_stream, EndInflate> inflating;
   std::unique_ptr<ZSTD_DStream, EndZstd> zstd;
+  std::unique_ptr<ParquetRows> rows;
 
-  Parts(const std::string& name, ErrorCode wanted) : path(name), code(wanted), file(name) {
+  Parts(const std::string& name, ErrorCode wanted, const Columns& columns)
+      : path(name), code(wanted), file(name) {
     if (!file.is_open() || !file.problem().empty()) throw Error(code, path + ": " + file.problem());
     fill();
-    const std::string_view begin(piece.data(), end);
-    if (begin.starts_with("\x1F\x8B") || path.ends_with(".gz"))
-      format = Format::gzip;
-    else if (begin.starts_with("\x28\xB5\x2F\xFD") || unpacked_name(path) != path)
-      format = Format::zstd;
-    if (format == Format::plain) return;
+    const FileKind begun = kind = kind_of({piece.data(), end});
+    if (kind == FileKind::plain && is_packed_name(path))
+      kind = path.ends_with(".gz") ? FileKind::gzip : FileKind::zstd;
+    if (kind == FileKind::plain && is_parquet_name(path)) kind = FileKind::parquet;
+    if (kind == FileKind::plain) return;
     if (end == 0) throw damaged("the file is empty");
-    if (format == Format::zstd) {
+    if (kind == FileKind::parquet) {
+      if (begun != kind) throw damaged("no Parquet file begins so: \"PAR1\" is missing");
+      rows.reset(open_parquet(path, code)({file.fd(), path, code, columns}));
+      return;
+    }
+    if (kind == FileKind::zstd) {
       zstd.reset(ZSTD_createDStream());
       if (!zstd) throw Error(code, path + ": no memory is left to unpack it");
       return;
@@ -77,9 +121,10 @@ struct UnpackedFile::Parts {
   Error damaged(const std::string& what) const {
     return Error(code, path + ": " + what + " at byte " + std::to_string(place()))
         .at({Origin::Source::file, path, 0, 0})
-        .help(format == Format::gzip
-                  ? "`gzip -t` tells whether it is whole; fetch or pack it again"
-                  : "`zstd -t` tells whether it is whole; fetch or pack it again");
+        .help(kind == FileKind::parquet
+                  ? std::string("fetch or write it again")
+                  : "`" + std::string(name_of(kind)) +
+                        " -t` tells whether it is whole; fetch or pack it again");
   }
   Error ends_early() const { return damaged("the file ends in the middle of its packed data,"); }
 
@@ -171,25 +216,29 @@ struct UnpackedFile::Parts {
   }
 };
 
-UnpackedFile::UnpackedFile(const std::string& path, ErrorCode code)
-    : parts_(std::make_unique<Parts>(path, code)) {}
+UnpackedFile::UnpackedFile(const std::string& path, ErrorCode code, const Columns& columns)
+    : parts_(std::make_unique<Parts>(path, code, columns)) {}
 UnpackedFile::UnpackedFile(UnpackedFile&&) noexcept = default;
 UnpackedFile& UnpackedFile::operator=(UnpackedFile&&) noexcept = default;
 UnpackedFile::~UnpackedFile() = default;
 
 size_t UnpackedFile::read(std::span<char> out) {
-  switch (parts_->format) {
-    case Format::plain:
+  switch (parts_->kind) {
+    case FileKind::plain:
       return parts_->read_plain(out);
-    case Format::gzip:
+    case FileKind::gzip:
       return parts_->read_gzip(out);
-    case Format::zstd:
+    case FileKind::zstd:
       return parts_->read_zstd(out);
+    case FileKind::parquet:
+      return parts_->rows->read(out);
   }
   return 0;
 }
-bool UnpackedFile::packed() const { return parts_->format != Format::plain; }
+FileKind UnpackedFile::kind() const { return parts_->kind; }
 int64_t UnpackedFile::size() const { return parts_->file.size(); }
-int64_t UnpackedFile::taken() const { return parts_->place(); }
+int64_t UnpackedFile::taken() const {
+  return parts_->rows ? parts_->rows->taken() : parts_->place();
+}
 
 }  // namespace meshwright::base

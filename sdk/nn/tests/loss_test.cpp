@@ -22,6 +22,7 @@
 #include "meshwright/nn/loss.h"
 #include "meshwright/parallel/testing.h"
 #include "meshwright/tp_plan.h"
+#include "sdk/base/target_losses.h"
 
 namespace loss_test {
 
@@ -301,6 +302,40 @@ TEST_CASE("no copy of the logits in float32 is made") {
     CHECK(backward >= kElements * element);  // the gradient itself
     CHECK(backward < kElements * element + few);
   }
+}
+
+TEST_CASE("the losses of single targets are kept where somebody asks, cut over ranks or not") {
+  run_ranks(2, [&](const std::shared_ptr<World>& world) {
+    const VocabularyShard shard = VocabularyShard::of(world->everyone(), 9);
+    const Tensor logits = at::arange(4 * 9).sin().reshape({2, 2, 9});
+    const Tensor mine = logits.narrow(2, shard.begin, shard.end - shard.begin);
+    Tensor targets = at::arange(4).reshape({2, 2});
+    targets[1][0] = -100;
+    const Tensor weights = at::arange(4).to(at::kFloat).reshape({2, 2});
+    CHECK(meshwright::detail::TargetLosses::kept() == nullptr);
+    Tensor whole, cut;
+    {
+      const meshwright::detail::TargetLosses kept;
+      const Tensor sum = cross_entropy_sum(logits, targets, nullptr, -100, weights);
+      whole = kept.of(sum);
+      CHECK_FALSE(kept.of(sum * 1).defined());
+    }
+    {
+      const meshwright::detail::TargetLosses kept;
+      cut = kept.of(cross_entropy_sum(mine, targets, &shard, -100, weights));
+    }
+    CHECK(meshwright::detail::TargetLosses::kept() == nullptr);
+    REQUIRE(whole.defined());
+    REQUIRE(cut.defined());
+    CHECK(largest_difference(whole, cut) < 1e-6);
+    for (int64_t i = 0; i < 4; ++i)
+      CHECK(whole[i].item<double>() ==
+            doctest::Approx(i == 2 ? 0
+                                   : static_cast<double>(i) *
+                                         cross_entropy_sum(logits[i / 2][i % 2].unsqueeze(0),
+                                                           targets[i / 2][i % 2].unsqueeze(0))
+                                             .item<double>()));
+  });
 }
 
 TEST_CASE("what cannot be is refused on every rank before anything is sent") {

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <boost/json/object.hpp>
+#include <span>
+#include <utility>
 
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/json_codec.h"
 #include "sdk/base/in_order.h"
+#include "sdk/base/unpack/unpacked_file.h"
 #include "sdk/text/tokenizer/divide.h"
 #include "sdk/text/tokenizer/normalize.h"
 
@@ -13,24 +16,113 @@ namespace meshwright::tokenizer {
 
 namespace {
 
-using File = std::shared_ptr<const base::MappedFile>;
-
-std::string_view text_of(const base::MappedFile& file) {
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
-}
-
 // What one thread takes at a time: a part of a file that is one document, or whole lines.
 struct Piece {
-  File file;
-  size_t begin = 0, end = 0;
+  const std::string* path = nullptr;
+  std::shared_ptr<const base::MappedFile> mapped;  // whose bytes `text` is, or
+  std::string unpacked;
+  std::string_view text;
+  size_t at = 0;     // in the text of its file
+  int64_t line = 1;  // on which it begins
+  int64_t taken = 0;
+  bool last = false;  // of its file
+  Documents documents = Documents::files;
   std::unique_ptr<PieceWork> work;
-  int64_t documents = 0;
+  int64_t met = 0;  // documents
 };
 
-Error damaged(const base::MappedFile& file, size_t at, const std::string& what) {
+Error damaged(const Piece& piece, size_t at, const std::string& what) {
   return Error(ErrorCode::bad_dataset,
-               file.path() + ": " + what + " at byte " + std::to_string(at));
+               *piece.path + ": " + what + " at byte " + std::to_string(piece.at + at));
 }
+
+int64_t feeds_in(std::string_view text) { return std::count(text.begin(), text.end(), '\n'); }
+
+// A file cut into pieces, by one thread. One that is not packed is mapped.
+class FilePieces {
+ public:
+  FilePieces(const std::string& path, const WalkOptions& options)
+      : path_(path),
+        options_(options),
+        documents_(options.documents),
+        file_(path, ErrorCode::bad_dataset,
+              base::Columns{
+                  {{options.text_key}}, "", "--documents json --text-key names another column"}) {
+    if (file_.kind() == base::FileKind::parquet) documents_ = Documents::json_lines;
+    if (file_.packed()) return;
+    mapped_ = std::make_shared<const base::MappedFile>(path, ErrorCode::bad_dataset);
+    rest_ = {reinterpret_cast<const char*>(mapped_->bytes().data()), mapped_->bytes().size()};
+    at_end_ = true;
+  }
+
+  std::unique_ptr<Piece> next() {
+    auto out = std::make_unique<Piece>();
+    const size_t size = cut();
+    if (size == 0) return nullptr;
+    out->path = &path_;
+    out->at = at_;
+    out->line = line_;
+    out->documents = documents_;
+    out->mapped = mapped_;
+    out->last = at_end_ && size == rest_.size();
+    if (mapped_) {
+      out->text = rest_.substr(0, size);
+      rest_.remove_prefix(size);
+      out->taken = static_cast<int64_t>(size);
+    } else {
+      out->unpacked.assign(buffer_, 0, size);
+      buffer_.erase(0, size);
+      rest_ = buffer_;
+      out->text = out->unpacked;
+      out->taken = file_.taken() - std::exchange(told_, file_.taken());
+    }
+    at_ += size;
+    if (documents_ == Documents::json_lines) line_ += feeds_in(out->text);
+    return out;
+  }
+
+ private:
+  // How long the next piece is.
+  size_t cut() {
+    // What follows decides where a text may be cut.
+    constexpr size_t kLookAhead = 8;
+    for (size_t size = 2 * options_.piece + kLookAhead;; size *= 2) {
+      if (!at_end_) fill(size);
+      if (rest_.size() <= options_.piece && at_end_) return rest_.size();
+      const size_t least = options_.piece;
+      size_t end = rest_.size();
+      if (documents_ == Documents::files) {
+        end = cut_near(rest_, 0, least, options_.cuts);
+      } else if (const size_t feed = least < end ? rest_.find('\n', least) : std::string_view::npos;
+                 feed != std::string_view::npos) {
+        // Whole lines: up to the first line feed behind the size of a piece.
+        return feed + 1;
+      }
+      if (at_end_ || end + kLookAhead <= rest_.size()) return end;
+    }
+  }
+  void fill(size_t size) {
+    const size_t before = buffer_.size();
+    if (before < size) {
+      buffer_.resize(size);
+      const size_t got = file_.read(std::span(buffer_).subspan(before));
+      buffer_.resize(before + got);
+      at_end_ = before + got < size;
+    }
+    rest_ = buffer_;
+  }
+
+  const std::string& path_;
+  const WalkOptions& options_;
+  Documents documents_;
+  base::UnpackedFile file_;
+  std::shared_ptr<const base::MappedFile> mapped_;
+  std::string buffer_;  // of a packed file
+  std::string_view rest_;
+  bool at_end_ = false;
+  size_t at_ = 0;
+  int64_t line_ = 1, told_ = 0;
+};
 
 // Takes pieces apart; the same for every thread.
 class Reader {
@@ -38,41 +130,36 @@ class Reader {
   explicit Reader(const WalkOptions& options) : options_(options) {}
 
   void read(Piece& piece) const {
-    std::string_view whole = text_of(*piece.file),
-                     text = whole.substr(piece.begin, piece.end - piece.begin);
-    piece.file->check_size();
-    if (size_t at = first_invalid(text); at < text.size())
-      throw damaged(*piece.file, piece.begin + at, "the text is not UTF-8")
-          .help(whole.starts_with("\x1F\x8B") || whole.starts_with("\x28\xB5\x2F\xFD")
-                    ? "it is packed: unpack it first, by gzip -d or zstd -d"
-                    : "save it as UTF-8, or leave the file out");
-    const std::string& name = piece.file->path();
-    if (options_.documents == Documents::files)
-      return hand(piece, {text, piece.begin == 0, piece.end == whole.size(), name, piece.begin});
+    const std::string_view text = piece.text;
+    if (piece.mapped) piece.mapped->check_size();
+    if (const size_t at = first_invalid(text); at < text.size())
+      throw damaged(piece, at, "the text is not UTF-8")
+          .help("save it as UTF-8, or leave the file out");
+    if (piece.documents == Documents::files)
+      return hand(piece, {text, piece.at == 0, piece.last, *piece.path, piece.at});
     for (size_t at = 0, end; at < text.size(); at = end + 1) {
       end = std::min(text.find('\n', at), text.size());
       std::string_view line = text.substr(at, end - at);
       if (line.ends_with('\r')) line.remove_suffix(1);
       if (line.find_first_not_of(" \t\r\v\f") == std::string_view::npos) continue;
-      const size_t place = piece.begin + at;
-      if (options_.documents == Documents::lines)
-        hand(piece, {line, true, true, name, place});
+      const size_t place = piece.at + at;
+      if (piece.documents == Documents::lines)
+        hand(piece, {line, true, true, *piece.path, place});
       else
-        hand(piece, {json_text(*piece.file, line, place), true, true, name, place});
+        hand(piece, {json_text(piece, line, at), true, true, *piece.path, place});
     }
   }
 
  private:
   static void hand(Piece& piece, const TextPart& part) {
     piece.work->part(part);
-    if (part.last) ++piece.documents;
+    if (part.last) ++piece.met;
   }
 
-  std::string json_text(const base::MappedFile& file, std::string_view line, size_t at) const {
+  std::string json_text(const Piece& piece, std::string_view line, size_t at) const {
     auto refuse = [&](const std::string& what, size_t place) {
-      std::string_view before = text_of(file).substr(0, at);
-      return damaged(file, at + place,
-                     "line " + std::to_string(std::count(before.begin(), before.end(), '\n') + 1) +
+      return damaged(piece, at + place,
+                     "line " + std::to_string(piece.line + feeds_in(piece.text.substr(0, at))) +
                          " " + what)
           .help("every line is a JSON object whose \"" + options_.text_key +
                 "\" is a string; --text-key names another field")
@@ -108,29 +195,15 @@ WalkCounts walk_files(const std::vector<std::string>& files, const WalkOptions& 
   });
   auto take_one = [&] {
     std::unique_ptr<Piece> piece = crew.take();
-    auto bytes = static_cast<int64_t>(piece->end - piece->begin);
-    take(*piece->work, bytes);
-    counts.bytes += bytes;
-    counts.documents += piece->documents;
+    take(*piece->work, piece->taken);
+    counts.bytes += std::ssize(piece->text);
+    counts.documents += piece->met;
   };
   for (const std::string& path : files) {
-    auto file = std::make_shared<const base::MappedFile>(path, ErrorCode::bad_dataset);
-    std::string_view text = text_of(*file);
-    for (size_t at = 0; at < text.size();) {
-      auto piece = std::make_unique<Piece>();
-      piece->file = file;
-      piece->begin = at;
-      size_t end = at + options.piece;
-      if (options.documents == Documents::files) {
-        piece->end = cut_near(text, at, end, options.cuts);
-        if (piece->end - at > 2 * options.piece)
-          counts.whole = std::max(counts.whole, static_cast<int64_t>(piece->end - at));
-      } else {
-        // Whole lines: up to the first line feed behind the size of a piece.
-        size_t feed = end < text.size() ? text.find('\n', end) : std::string_view::npos;
-        piece->end = feed == std::string_view::npos ? text.size() : feed + 1;
-      }
-      at = piece->end;
+    FilePieces pieces(path, options);
+    while (std::unique_ptr<Piece> piece = pieces.next()) {
+      if (piece->documents == Documents::files && piece->text.size() > 2 * options.piece)
+        counts.whole = std::max(counts.whole, static_cast<int64_t>(piece->text.size()));
       crew.give(std::move(piece));
       if (crew.under_way() >= most) take_one();
     }

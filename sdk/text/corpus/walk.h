@@ -20,7 +20,7 @@ enum class Documents : uint8_t {
 };
 
 struct WalkOptions {
-  Documents documents = Documents::files;
+  Documents documents = Documents::files;  // of Parquet always rows
   std::string text_key = "text";
   int threads = 1;
   size_t piece = 1 << 20;  // bytes that one thread takes at a time
@@ -32,7 +32,7 @@ struct TextPart {
   std::string_view text;           // valid UTF-8
   bool first = true, last = true;  // of its document
   const std::string& file;
-  size_t at = 0;  // in the file, where the text or its row begins
+  size_t at = 0;  // in the file, unpacked, where the text or its row begins
 };
 
 // What is done with one piece, by one thread.
@@ -51,10 +51,11 @@ struct WalkCounts {
   int64_t whole = 0;
 };
 
-// `begin` makes the work of a piece, in the thread of this number, from 0 on, that does it. `take`
-// gets it when it is done, in the order of the text and in the calling thread, with the bytes of
-// the piece. Throws Error(bad_dataset) with file and place of what is no text, and whatever the
-// work or `take` throws.
+// Goes through files as base::UnpackedFile reads them. `begin` makes the work of a piece, in the
+// thread of this number, from 0 on, that does it. `take` gets it when it is done, in the order of
+// the text and in the calling thread, with the bytes of the file itself that were read for it.
+// Throws Error(bad_dataset) with file and place of what is no text, and whatever the work or `take`
+// throws.
 WalkCounts walk_files(const std::vector<std::string>& files, const WalkOptions& options,
                       const std::function<std::unique_ptr<PieceWork>(size_t thread)>& begin,
                       const std::function<void(PieceWork& work, int64_t bytes)>& take);

@@ -2,9 +2,19 @@
 // library took it from, where utf8proc's tables are younger.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <string_view>
+
+#include "sdk/base/files/utf8.h"
 
 namespace meshwright::tokenizer {
+
+// The same as character_at(), for loops over whole texts: most characters there are of one byte.
+inline base::Character next_character(std::string_view text, size_t at) {
+  const auto byte = static_cast<uint8_t>(text[at]);
+  return byte < 0x80 ? base::Character{byte, 1} : base::character_at(text, at);
+}
 
 bool is_space(int32_t code);        // White_Space
 bool is_number(int32_t code);       // Nd, Nl, No

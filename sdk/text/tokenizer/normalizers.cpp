@@ -21,14 +21,17 @@ constexpr std::string_view kNormalizers =
     "Precompiled, BertNormalizer, ByteLevel";
 
 // Calls change(out, code, source) for each character for which `looks` is true; the others are
-// kept.
+// kept. `first`: it is true of none that begins with a lower byte; a byte within characters is none
+// that one of more bytes begins with.
 template <class Looks, class Change>
-void each_character(Aligned& text, const Looks& looks, const Change& change) {
+void each_character(Aligned& text, const Looks& looks, const Change& change, uint8_t first = 0) {
   const std::string_view in = text.text;
   std::optional<Aligned> out;
   size_t kept = 0;
-  for (size_t at = 0; at < in.size();) {
-    const Character one = character_at(in, at);
+  for (size_t at = 0;;) {
+    while (at < in.size() && static_cast<uint8_t>(in[at]) < first) ++at;
+    if (at == in.size()) break;
+    const Character one = next_character(in, at);
     const size_t end = at + one.bytes;
     if (looks(one.code)) {
       if (!out) out = Aligned::after(text);
@@ -43,19 +46,22 @@ void each_character(Aligned& text, const Looks& looks, const Change& change) {
   text = std::move(*out);
 }
 
+// Marks: none begins with a lower byte than U+0300.
 template <class Drops>
 void drop(Aligned& text, const Drops& drops) {
-  each_character(text, drops, [](Aligned&, int32_t, ByteRange) {});
+  each_character(text, drops, [](Aligned&, int32_t, ByteRange) {}, 0xCC);
 }
 
 void lower(Aligned& text) {
-  auto changes = [](int32_t code) {
-    return code < 0x80 ? code >= 'A' && code <= 'Z' : utf8proc_tolower(code) != code;
-  };
-  each_character(text, changes, [](Aligned& out, int32_t code, ByteRange source) {
-    out.put(utf8proc_tolower(code), source);
-    if (code == 0x130) out.put("\u0307", source);  // the one letter of which two become
-  });
+  for (char& c : text.text)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  each_character(
+      text, [](int32_t code) { return utf8proc_tolower(code) != code; },
+      [](Aligned& out, int32_t code, ByteRange source) {
+        out.put(utf8proc_tolower(code), source);
+        if (code == 0x130) out.put("\u0307", source);  // the one letter of which two become
+      },
+      0x80);
 }
 
 class UnicodeForm final : public Normalizer {
@@ -262,6 +268,9 @@ class Precompiled final : public Normalizer {
         at = next;
       }
     }
+    // What the map takes away before the first character goes to that one, so that it
+    // begins the text for Metaspace, as in the library. After a Strip it does not.
+    if (!out.from.empty()) out.from[0].begin = text.from[0].begin;
     text = std::move(out);
   }
 
@@ -315,23 +324,28 @@ class Bert final : public Normalizer {
   explicit Bert(Options options) : options_(options) {}
 
   void apply(Aligned& text, SplitContext&) const override {
-    if (options_.clean)
+    if (options_.clean) {
+      for (char& c : text.text)
+        if (c == '\t' || c == '\n' || c == '\r') c = ' ';
       each_character(
           text,
           [](int32_t code) {
-            return code == 0 || code == 0xFFFD || (code != ' ' && is_space(code)) ||
-                   is_control(code);
+            if (code < 0x80) return code < ' ' || code == 0x7F;
+            return code == 0xFFFD || is_space(code) || is_control(code);
           },
           [](Aligned& out, int32_t code, ByteRange source) {
-            const bool blank = code == '\t' || code == '\n' || code == '\r';
-            if (blank || (is_space(code) && !is_control(code))) out.put(" ", source);
+            if (is_space(code) && !is_control(code)) out.put(" ", source);
           });
+    }
     if (options_.chinese)
-      each_character(text, is_chinese, [](Aligned& out, int32_t code, ByteRange source) {
-        out.put(" ", source);
-        out.put(code, source);
-        out.put(" ", source);
-      });
+      each_character(
+          text, is_chinese,
+          [](Aligned& out, int32_t code, ByteRange source) {
+            out.put(" ", source);
+            out.put(code, source);
+            out.put(" ", source);
+          },
+          0xE3);
     if (options_.accents) {
       to_form(text, Form::nfd);
       drop(text, is_nonspacing);

@@ -1,6 +1,7 @@
 #include "sdk/text/tokenizer/pre_tokenizers.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "sdk/text/tokenizer/character_classes.h"
@@ -174,13 +175,17 @@ class SplitAt final : public PreTokenizer {
  public:
   // separates: it ends a piece at white space, of which it leaves nothing.
   SplitAt(Is is, SplitBehavior behavior, bool separates)
-      : is_(is), behavior_(behavior), separates_(separates) {}
+      : is_(is), behavior_(behavior), separates_(separates) {
+    for (size_t code = 0; code < ascii_.size(); ++code)
+      ascii_[code] = is_(static_cast<int32_t>(code));
+  }
 
   void split(const Piece& piece, SplitContext&, const Take& take) const override {
     Splitter out(piece, behavior_, false, take);
     for (size_t at = 0; at < piece.text.size();) {
-      const Character one = character_at(piece.text, at);
-      if (is_(one.code)) out.match(at, at + one.bytes);
+      const Character one = next_character(piece.text, at);
+      if (one.bytes == 1 ? ascii_[static_cast<size_t>(one.code)] : is_(one.code))
+        out.match(at, at + one.bytes);
       at += one.bytes;
     }
     out.finish();
@@ -196,6 +201,7 @@ class SplitAt final : public PreTokenizer {
 
  private:
   Is is_;
+  std::array<bool, 128> ascii_{};  // what it says of these
   SplitBehavior behavior_;
   bool separates_;
 };
@@ -337,14 +343,12 @@ class Metaspace final : public PreTokenizer {
 
  private:
   bool prepends(const Piece& piece, const SplitContext& context) const {
-    // Of a text that nothing has divided: also where a normalizer took its first character away.
-    const size_t begin = alone_ ? piece.at : piece.begin();
-    const bool cut = context.continues && begin == 0;
+    const bool cut = context.continues && piece.begin() == 0;
     switch (prepend_) {
       case Prepend::always:
         return !(cut && alone_);
       case Prepend::first:
-        return begin == 0 && !cut;
+        return piece.begin() == 0 && !cut;
       case Prepend::never:
         return false;
     }

@@ -118,6 +118,12 @@ void to_form(Aligned& text, Form form) {
   std::string group;
   size_t kept = 0;  // what stands before it is done
   for (size_t begin = 0, end = 0; begin < in.size(); begin = end) {
+    // Of a stretch of ASCII a mark can join the last one alone.
+    for (end = begin; end < in.size() && static_cast<uint8_t>(in[end]) < 0x80;) ++end;
+    if (end > begin + 1) {
+      --end;
+      continue;
+    }
     const Character one = character_at(in, begin);
     end = begin + one.bytes;
     while (end < in.size() && static_cast<uint8_t>(in[end]) >= 0xCC) {

@@ -97,11 +97,15 @@ TEST_CASE("each replica goes on with what it owes; another number of them with t
       for (const auto& [name, bytes] : own) {
         CAPTURE(name);
         std::vector<double> mean(floats(bytes).size(), 0);
-        for (const Contents& one : owed)
-          for (size_t i = 0; i < mean.size(); ++i) mean[i] += floats(one.at(name))[i] / 4.0;
+        for (const Contents& one : owed) {
+          const std::vector<float> of_one = floats(one.at(name));
+          for (size_t i = 0; i < mean.size(); ++i) mean[i] += of_one[i] / 4.0;
+        }
         const std::vector<float> found = floats(bytes);
-        for (size_t i = 0; i < mean.size(); i += 7)
-          CHECK(std::abs(found[i] - mean[i]) <= 1e-6 * std::abs(mean[i]));
+        size_t others = 0;
+        for (size_t i = 0; i < mean.size(); ++i)
+          others += !(std::abs(found[i] - mean[i]) <= 1e-6 * std::abs(mean[i]));
+        CHECK(others == 0);
       }
     }
     CHECK(residuals(fewer, ranks).empty());

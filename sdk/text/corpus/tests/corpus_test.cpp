@@ -8,6 +8,9 @@
 #include <stdexcept>
 
 #include "meshwright/error.h"
+#include "sdk/base/beside.h"
+#include "sdk/base/files/foreign_file.h"
+#include "sdk/base/unpack/tests/packed.h"
 #include "sdk/text/corpus/corpus.h"
 #include "sdk/text/tokenizer/divide.h"
 #include "sdk/text/tokenizer/pre_tokenizers.h"
@@ -192,14 +195,19 @@ TEST_CASE(
       for (const json::value& id : row.at("ids").as_array()) expected.push_back(id.as_int64());
       expected.push_back(7);
     }
+    std::vector<std::string> packed;
+    for (const std::string& file : files)
+      packed.push_back(folder.put("packed_" + fs::path(file).filename().string() + ".gz",
+                                  packed_files::gzip(base::read_file(file))));
     CHECK(tokenizer.cuts().at_spaces);
     for (int threads : {1, 3})
-      for (size_t piece : {size_t{1}, size_t{16}, size_t{1} << 20}) {
-        CorpusCounts counts;
-        CorpusOptions options{.document_end = 7, .threads = threads, .piece = piece};
-        CHECK(all_of(tokenizer, files, options, &counts) == expected);
-        CHECK(counts.documents == static_cast<int64_t>(files.size()));
-      }
+      for (size_t piece : {size_t{1}, size_t{16}, size_t{1} << 20})
+        for (const auto* some : {&files, &packed}) {
+          CorpusCounts counts;
+          CorpusOptions options{.document_end = 7, .threads = threads, .piece = piece};
+          CHECK(all_of(tokenizer, *some, options, &counts) == expected);
+          CHECK(counts.documents == static_cast<int64_t>(files.size()));
+        }
   }
 }
 
@@ -221,7 +229,8 @@ TEST_CASE("lines and rows of JSON are documents of their own") {
     bare.insert(bare.end(), without.begin(), without.end());
   }
   std::string text_file = folder.put("lines.txt", lines),
-              json_file = folder.put("rows.jsonl", rows);
+              json_file = folder.put("rows.jsonl", rows),
+              packed = folder.put("rows.jsonl.zst", packed_files::zstd(rows));
   for (int threads : {1, 4})
     for (size_t piece : {size_t{1}, size_t{100}, size_t{1} << 20}) {
       CorpusOptions options{
@@ -233,10 +242,35 @@ TEST_CASE("lines and rows of JSON are documents of their own") {
       options.documents = Documents::json_lines;
       options.text_key = "content";
       CHECK(all_of(tokenizer, {json_file}, options) == expected);
+      CHECK(all_of(tokenizer, {packed}, options) == expected);
       options.special = false;
       options.document_end.reset();
       CHECK(all_of(tokenizer, {json_file}, options) == bare);
     }
+}
+
+TEST_CASE("Parquet is rows, whatever documents are, where there is what reads it") {
+  const std::string data = MESHWRIGHT_SOURCE_DIR "/tests/data/parquet/";
+  Tokenizer tokenizer = Tokenizer::load(made::kFolder + "llama3.json");
+  CorpusOptions options{.documents = Documents::json_lines, .text_key = "content", .piece = 500};
+  const std::vector<int64_t> expected = all_of(tokenizer, {data + "texts.jsonl"}, options);
+  CHECK(expected.size() > 300);
+  try {
+    for (const Documents documents : {Documents::json_lines, Documents::files}) {
+      options.documents = documents;
+      CHECK(all_of(tokenizer, {data + "texts_zstd.parquet"}, options) == expected);
+    }
+    options.text_key = "text";
+    all_of(tokenizer, {data + "texts_zstd.parquet"}, options);
+    FAIL("there is no such column");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::bad_dataset);
+    if (fs::exists(beside_sdk("libmeshwright_parquet.so")))
+      CHECK(error.message().ends_with(
+          ": there is no column \"text\", but these: id, content, image, tags"));
+    else
+      CHECK(error.helps().at(0).find("./quickstart --parquet") != std::string::npos);
+  }
 }
 
 TEST_CASE(
@@ -248,7 +282,9 @@ TEST_CASE(
               worse = folder.put("worse.txt", "\xff"),
               rows = folder.put("rows.jsonl", "{\"text\": \"a\"}\n\n{\"text\": 3}\n"),
               broken = folder.put("broken.jsonl", "{\"text\": \"a\"}\n{\"text\": \n"),
-              empty = folder.put("empty.txt", "");
+              empty = folder.put("empty.txt", ""),
+              packed = folder.put("rows.jsonl.gz",
+                                  packed_files::gzip("{\"text\": \"a\"}\n\n{\"text\": 3}\n"));
   struct Row {
     std::vector<std::string> files;
     Documents documents;
@@ -258,6 +294,7 @@ TEST_CASE(
        {Row{{good, bad, worse}, Documents::files, bad + ": the text is not UTF-8 at byte 3002"},
         Row{{good, bad, worse}, Documents::lines, bad + ": the text is not UTF-8 at byte 3002"},
         Row{{rows}, Documents::json_lines, rows + ": line 3 has no string \"text\" at byte 15"},
+        Row{{packed}, Documents::json_lines, packed + ": line 3 has no string \"text\" at byte 15"},
         Row{{broken}, Documents::json_lines, broken + ": line 2 is not valid JSON"},
         Row{{good, empty}, Documents::files, empty},
         Row{{(folder.path / "nowhere").string()}, Documents::files, "nowhere"}})

@@ -110,6 +110,28 @@ TEST_CASE("falling back to bytes, and decoders of every kind") {
                 {256, 97, 98, 256}) == "xab");
 }
 
+TEST_CASE("what begins a text for Metaspace: behind white space that Strip took, nothing does") {
+  const json::object first = {{"type", "Metaspace"},
+                              {"replacement", "\u2581"},
+                              {"prepend_scheme", "first"},
+                              {"split", false}};
+  auto same = [&](const std::string& style, const json::object& normalizer, const std::string& text,
+                  const std::vector<std::string>& tokens) {
+    CAPTURE(text);
+    json::object file = made::json_of(style);
+    if (!normalizer.empty()) file["normalizer"] = normalizer;
+    file["pre_tokenizer"] = first;
+    const Tokenizer tokenizer = made::from(file);
+    Ids ids;
+    for (const std::string& token : tokens) ids.push_back(*tokenizer.id_of(token));
+    CHECK(tokenizer.encode(text, false) == ids);
+  };
+  const json::object strip = {{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}};
+  same("mistral", strip, "the ", {"\u2581the"});
+  same("mistral", strip, "  the", {"t", "he"});
+  same("t5", {}, "\uFEFFthe", {"\u2581the"});  // the character map takes the mark away
+}
+
 TEST_CASE("a stream gives what decode() gives, and soon where it can") {
   Tokenizer tokenizer = Tokenizer::load(made::kFolder + "llama2.json");
   TextStream stream(tokenizer);

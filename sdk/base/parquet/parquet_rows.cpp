@@ -1,0 +1,437 @@
+// Parquet to JSON lines, on Arrow's reader: a batch of rows at a time, by the thread that asks.
+#include "sdk/base/unpack/parquet_rows.h"
+
+#include <arrow/array.h>
+#include <arrow/extension_type.h>
+#include <arrow/io/file.h>
+#include <arrow/memory_pool.h>
+#include <arrow/record_batch.h>
+#include <arrow/type.h>
+#include <arrow/util/float16.h>
+#include <arrow/util/formatting.h>
+#include <parquet/arrow/reader.h>
+#include <parquet/arrow/schema.h>
+#include <parquet/file_reader.h>
+#include <parquet/properties.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/json/serialize.hpp>
+#include <boost/json/value.hpp>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace meshwright::base {
+
+namespace {
+
+using arrow::Array;
+using arrow::DataType;
+using arrow::Type;
+using arrow::internal::checked_cast;
+
+// The first type within one that no row of JSON is made of; nullptr: there is none.
+const DataType* unreadable(const DataType& type) {
+  switch (type.id()) {
+    case Type::NA:
+    case Type::BOOL:
+    case Type::INT8:
+    case Type::INT16:
+    case Type::INT32:
+    case Type::INT64:
+    case Type::UINT8:
+    case Type::UINT16:
+    case Type::UINT32:
+    case Type::UINT64:
+    case Type::HALF_FLOAT:
+    case Type::FLOAT:
+    case Type::DOUBLE:
+    case Type::STRING:
+    case Type::LARGE_STRING:
+    case Type::STRING_VIEW:
+    case Type::DATE32:
+    case Type::DATE64:
+    case Type::TIMESTAMP:
+      return nullptr;
+    case Type::DICTIONARY:
+      return unreadable(*checked_cast<const arrow::DictionaryType&>(type).value_type());
+    case Type::EXTENSION:
+      return unreadable(*checked_cast<const arrow::ExtensionType&>(type).storage_type());
+    case Type::LIST:
+    case Type::LARGE_LIST:
+    case Type::FIXED_SIZE_LIST:
+    case Type::STRUCT:
+      for (const auto& field : type.fields())
+        if (const DataType* found = unreadable(*field->type())) return found;
+      return nullptr;
+    default:
+      return &type;
+  }
+}
+
+void put_text(std::string_view text, std::string& out) {
+  out += boost::json::serialize(boost::json::string_view(text.data(), text.size()));
+}
+
+// Those that JSON does not have are written as Python does, and refused where the row is read.
+void put_number(double value, std::string& out) {
+  if (std::isnan(value))
+    out += "NaN";
+  else if (std::isinf(value))
+    out += value < 0 ? "-Infinity" : "Infinity";
+  else
+    out += boost::json::serialize(boost::json::value(value));
+}
+
+bool is_null(const Array& array, int64_t row) {
+  if (array.IsNull(row)) return true;
+  if (array.type_id() == Type::EXTENSION)
+    return is_null(*checked_cast<const arrow::ExtensionArray&>(array).storage(), row);
+  if (array.type_id() != Type::DICTIONARY) return false;
+  const auto& dictionary = checked_cast<const arrow::DictionaryArray&>(array);
+  return is_null(*dictionary.dictionary(), dictionary.GetValueIndex(row));
+}
+
+// One value as JSON, of a type that unreadable() lets through.
+void put(const Array& array, int64_t row, std::string& out);
+
+template <class List>
+void put_list(const Array& array, int64_t row, std::string& out) {
+  const auto& list = checked_cast<const List&>(array);
+  const int64_t begin = list.value_offset(row), end = begin + list.value_length(row);
+  out += '[';
+  for (int64_t i = begin; i < end; ++i) {
+    if (i > begin) out += ',';
+    put(*list.values(), i, out);
+  }
+  out += ']';
+}
+
+// What is null is left out: every row of a file has all members of all rows, and most rows of chats
+// lack the calls that some of them have.
+template <class Member>
+void put_members(int count, const Member& member, int64_t row, std::string& out) {
+  out += '{';
+  bool any = false;
+  for (int i = 0; i < count; ++i) {
+    const auto& [name, array] = member(i);
+    if (is_null(*array, row)) continue;
+    if (std::exchange(any, true)) out += ',';
+    put_text(name, out);
+    out += ':';
+    put(*array, row, out);
+  }
+  out += '}';
+}
+
+template <class Formatted>
+void put_time(const Array& array, int64_t row, std::string& out) {
+  using Values = typename arrow::TypeTraits<Formatted>::ArrayType;
+  arrow::internal::StringFormatter<Formatted> format(array.type().get());
+  out += '"';
+  format(checked_cast<const Values&>(array).Value(row), [&](std::string_view text) {
+    out += text;
+    std::replace(out.end() - std::ssize(text), out.end(), ' ', 'T');
+  });
+  out += '"';
+}
+
+template <class Numbers>
+auto value_of(const Array& array, int64_t row) {
+  return checked_cast<const Numbers&>(array).Value(row);
+}
+
+void put(const Array& array, int64_t row, std::string& out) {
+  if (array.IsNull(row)) {
+    out += "null";
+    return;
+  }
+  switch (array.type_id()) {
+    case Type::BOOL:
+      out += value_of<arrow::BooleanArray>(array, row) ? "true" : "false";
+      return;
+    case Type::INT8:
+      out += std::to_string(value_of<arrow::Int8Array>(array, row));
+      return;
+    case Type::INT16:
+      out += std::to_string(value_of<arrow::Int16Array>(array, row));
+      return;
+    case Type::INT32:
+      out += std::to_string(value_of<arrow::Int32Array>(array, row));
+      return;
+    case Type::INT64:
+      out += std::to_string(value_of<arrow::Int64Array>(array, row));
+      return;
+    case Type::UINT8:
+      out += std::to_string(value_of<arrow::UInt8Array>(array, row));
+      return;
+    case Type::UINT16:
+      out += std::to_string(value_of<arrow::UInt16Array>(array, row));
+      return;
+    case Type::UINT32:
+      out += std::to_string(value_of<arrow::UInt32Array>(array, row));
+      return;
+    case Type::UINT64:
+      out += std::to_string(value_of<arrow::UInt64Array>(array, row));
+      return;
+    case Type::HALF_FLOAT:
+      put_number(
+          arrow::util::Float16::FromBits(value_of<arrow::HalfFloatArray>(array, row)).ToDouble(),
+          out);
+      return;
+    case Type::FLOAT:
+      put_number(value_of<arrow::FloatArray>(array, row), out);
+      return;
+    case Type::DOUBLE:
+      put_number(value_of<arrow::DoubleArray>(array, row), out);
+      return;
+    case Type::STRING:
+      put_text(checked_cast<const arrow::StringArray&>(array).GetView(row), out);
+      return;
+    case Type::LARGE_STRING:
+      put_text(checked_cast<const arrow::LargeStringArray&>(array).GetView(row), out);
+      return;
+    case Type::STRING_VIEW:
+      put_text(checked_cast<const arrow::StringViewArray&>(array).GetView(row), out);
+      return;
+    case Type::DATE32:
+      put_time<arrow::Date32Type>(array, row, out);
+      return;
+    case Type::DATE64:
+      put_time<arrow::Date64Type>(array, row, out);
+      return;
+    case Type::TIMESTAMP:
+      put_time<arrow::TimestampType>(array, row, out);
+      return;
+    case Type::DICTIONARY: {
+      const auto& dictionary = checked_cast<const arrow::DictionaryArray&>(array);
+      put(*dictionary.dictionary(), dictionary.GetValueIndex(row), out);
+      return;
+    }
+    case Type::EXTENSION:
+      put(*checked_cast<const arrow::ExtensionArray&>(array).storage(), row, out);
+      return;
+    case Type::LIST:
+      put_list<arrow::ListArray>(array, row, out);
+      return;
+    case Type::LARGE_LIST:
+      put_list<arrow::LargeListArray>(array, row, out);
+      return;
+    case Type::FIXED_SIZE_LIST:
+      put_list<arrow::FixedSizeListArray>(array, row, out);
+      return;
+    case Type::STRUCT: {
+      const auto& members = checked_cast<const arrow::StructArray&>(array);
+      put_members(
+          members.num_fields(),
+          [&](int i) {
+            return std::pair<const std::string&, std::shared_ptr<Array>>(
+                array.type()->field(i)->name(), members.field(i));
+          },
+          row, out);
+      return;
+    }
+    default:
+      out += "null";  // NA; others unreadable() has found
+  }
+}
+
+std::string first_line(std::string_view text) {
+  return std::string(text.substr(0, text.find('\n')));
+}
+
+class Rows final : public ParquetRows {
+ public:
+  explicit Rows(const ParquetFile& file) : path_(file.path), code_(file.code) {
+    guarded([&] {
+      open(file.fd);
+      choose(file.columns);
+      return true;
+    });
+  }
+
+  size_t read(std::span<char> out) override {
+    size_t done = 0;
+    while (done < out.size()) {
+      if (at_ == lines_.size() && !guarded([&] { return next_lines(); })) break;
+      const size_t some = std::min(out.size() - done, lines_.size() - at_);
+      std::memcpy(out.data() + done, lines_.data() + at_, some);
+      at_ += some;
+      done += some;
+    }
+    return done;
+  }
+
+  int64_t taken() const override {
+    return rows_ == 0
+               ? size_
+               : static_cast<int64_t>(static_cast<double>(size_) * static_cast<double>(read_) /
+                                      static_cast<double>(rows_));
+  }
+
+ private:
+  // Arrow tells by a status, and parts of it by exceptions.
+  bool guarded(const std::function<bool()>& work) const {
+    try {
+      return work();
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw damaged(error.what());
+    }
+  }
+  Error refused(const std::string& what) const {
+    return Error(code_, path_ + ": " + what).at({Origin::Source::file, path_, 0, 0});
+  }
+  Error damaged(const std::string& why) const {
+    const std::string place = group_ == 0 ? std::string()
+                                          : ", in row group " + std::to_string(group_) + " of " +
+                                                std::to_string(reader_->num_row_groups()) +
+                                                ", behind row " + std::to_string(read_);
+    return refused("its Parquet data is damaged" + place + " (" + first_line(why) + ")")
+        .help("fetch or write the file again");
+  }
+  void check(const arrow::Status& status) const {
+    if (!status.ok()) throw damaged(status.message());
+  }
+  template <class T>
+  T checked(arrow::Result<T> result) const {
+    check(result.status());
+    return *std::move(result);
+  }
+  void open(int fd) {
+    const int own = ::dup(fd);  // Arrow closes it
+    if (own < 0) throw refused(std::string("cannot be opened: ") + std::strerror(errno));
+    arrow::MemoryPool* const pool = arrow::system_memory_pool();
+    auto file = checked(arrow::io::ReadableFile::Open(own, pool));
+    size_ = checked(file->GetSize());
+    parquet::ReaderProperties properties(pool);
+    properties.enable_buffered_stream();  // of a column a page, and not all of its row group
+    properties.set_page_checksum_verification(true);
+    parquet::ArrowReaderProperties how(/*use_threads=*/false);
+    how.set_pre_buffer(false);
+    reader_ = checked(parquet::arrow::FileReader::Make(
+        pool, parquet::ParquetFileReader::Open(std::move(file), properties), how));
+    rows_ = reader_->parquet_reader()->metadata()->num_rows();
+  }
+
+  void choose(const Columns& columns) {
+    const auto& fields = reader_->manifest().schema_fields;
+    // A column may have dots in its name.
+    auto leads_to = [](std::string_view path, std::string_view name) {
+      return path.starts_with(name) && (path.size() == name.size() || path[name.size()] == '.');
+    };
+    for (const Columns::Path& one : columns.paths)
+      if (!one.optional && std::none_of(fields.begin(), fields.end(), [&](const auto& field) {
+            return leads_to(one.path, field.field->name());
+          })) {
+        std::string names;
+        for (const auto& field : fields) names += (names.empty() ? "" : ", ") + field.field->name();
+        throw refused("there is no column \"" + one.path + "\", but these: " + names)
+            .key(columns.key)
+            .help(columns.help);
+      }
+    for (const auto& field : fields) {
+      const std::string& name = field.field->name();
+      if (!columns.paths.empty() &&
+          std::none_of(columns.paths.begin(), columns.paths.end(),
+                       [&](const Columns::Path& one) { return leads_to(one.path, name); }))
+        continue;
+      const DataType& type = *field.field->type();
+      if (const DataType* found = unreadable(type))
+        throw refused("column \"" + name + "\" is of type " + type.ToString() +
+                      (found == &type ? ", which" : ", and " + found->ToString()) + " is not read")
+            .key(columns.key)
+            .help(columns.help)
+            .help(
+                "strings, numbers, bools, dates, timestamps, and lists and structs of them are "
+                "read: write the file again with such a column, or without it");
+      names_.push_back(name);
+      add_leaves(field);
+    }
+    if (leaves_.empty()) throw refused("it has no columns").help("fetch or write the file again");
+  }
+
+  void add_leaves(const parquet::arrow::SchemaField& field) {
+    if (field.is_leaf()) leaves_.push_back(field.column_index);
+    for (const auto& child : field.children) add_leaves(child);
+  }
+
+  // The lines of the next batch; false: there is none.
+  bool next_lines() {
+    lines_.clear();
+    at_ = 0;
+    for (;;) {
+      if (!batches_ && !next_group()) return false;
+      std::shared_ptr<arrow::RecordBatch> batch;
+      check(batches_->ReadNext(&batch));
+      if (batch && batch->num_rows() > 0) {
+        put_lines(*batch);
+        return true;
+      }
+      if (batch) continue;
+      if (read_ != group_end_)
+        throw damaged("rows are missing: it should have " + std::to_string(group_end_) +
+                      " up to here");
+      batches_.reset();
+    }
+  }
+
+  bool next_group() {
+    if (group_ == reader_->num_row_groups()) return false;
+    const auto group = reader_->parquet_reader()->metadata()->RowGroup(group_);
+    const int64_t rows = std::max<int64_t>(group->num_rows(), 1);
+    constexpr int64_t kSome = int64_t{4} << 20, kMostRows = 4096;
+    reader_->set_batch_size(std::clamp<int64_t>(
+        kSome / std::max<int64_t>(group->total_byte_size() / rows, 1), 1, kMostRows));
+    group_end_ = read_ + group->num_rows();
+    batches_ = checked(reader_->GetRecordBatchReader({group_++}, leaves_));
+    return true;
+  }
+
+  void put_lines(const arrow::RecordBatch& batch) {
+    const std::vector<std::shared_ptr<Array>> columns = batch.columns();
+    if (columns.size() != names_.size()) throw damaged("columns are missing");
+    for (int64_t row = 0; row < batch.num_rows(); ++row) {
+      put_members(
+          static_cast<int>(columns.size()),
+          [&](int i) {
+            const auto at = static_cast<size_t>(i);
+            return std::pair<const std::string&, const std::shared_ptr<Array>&>(names_[at],
+                                                                                columns[at]);
+          },
+          row, lines_);
+      lines_ += '\n';
+    }
+    read_ += batch.num_rows();
+  }
+
+  std::string path_;
+  ErrorCode code_;
+  int64_t size_ = 0;                // of the file
+  int64_t rows_ = 0, read_ = 0;     // in all; those that are lines by now
+  int group_ = 0;                   // behind the one that is read
+  int64_t group_end_ = 0;           // read_ at its end
+  std::vector<std::string> names_;  // of the columns that are read
+  std::vector<int> leaves_;         // what they are in the file
+  std::unique_ptr<parquet::arrow::FileReader> reader_;
+  std::unique_ptr<arrow::RecordBatchReader> batches_;
+  std::string lines_;
+  size_t at_ = 0;  // what of them was handed out
+};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) ParquetRows* meshwright_open_parquet(
+    const ParquetFile& file) {
+  return new Rows(file);
+}
+
+}  // namespace meshwright::base
