@@ -68,10 +68,10 @@ class Mutant final : public ForwardingModel {
     }
   }
   double clip_grad_norm(double max_norm, double by) override {
-    if (fault_ == "own_norm") by *= 1.0 + 0.5 * static_cast<double>(world_->rank());
     const double head = fault_ == "counted_twice" || fault_ == "left_out" ? of_head() * by * by : 0;
     const double norm = ForwardingModel::clip_grad_norm(0, by);
-    const double said = std::sqrt(norm * norm + (fault_ == "left_out" ? -head : head));
+    double said = std::sqrt(norm * norm + (fault_ == "left_out" ? -head : head));
+    if (fault_ == "own_norm") said *= 1 + 0.5 * static_cast<double>(world_->rank());
     if (max_norm > 0) scale(std::min(1.0, max_norm / (said + 1e-6)));
     return said;
   }
@@ -144,7 +144,8 @@ class Mutants final : public ShardedStrategy {
     TpPlan plan = ShardedStrategy::translate_tp_plan(model, request);
     if (!drops_sums_) return plan;
     for (TpEntry& entry : plan.entries)
-      if (entry.pattern.ends_with("_norm")) entry.style = *parse_style("replicated");
+      if (entry.pattern.ends_with("q_norm") || entry.pattern.ends_with("k_norm"))
+        entry.style = *parse_style("replicated");
     return plan;
   }
   void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
