@@ -29,7 +29,7 @@ using at::Tensor;
 constexpr std::array kOptions = {choice_option(
     "fault", "\"none\"",
     "none|summed|averaged_twice|last_micro_batch|divided|rank_0_only|dropped|counted_twice|"
-    "left_out|own_norm|drift|steps_add_up|not_updated|no_sum_of_norms|no_sum_behind_rows|"
+    "left_out|own_norm|drift|steps_add_up|not_updated|no_sum_behind_rows|"
     "scaled_output|scaled_backward|throws|crashes|exits|hangs",
     "What is wrong.")};
 
@@ -140,27 +140,12 @@ void spoil(torch::nn::Module& model, const std::string& fault) {
 
 class Mutants final : public ShardedStrategy {
  public:
-  TpPlan translate_tp_plan(const ModelOutline& model, const TpPlanRequest& request) const override {
-    TpPlan plan = ShardedStrategy::translate_tp_plan(model, request);
-    if (!drops_sums_) return plan;
-    for (TpEntry& entry : plan.entries)
-      if (entry.pattern.ends_with("q_norm") || entry.pattern.ends_with("k_norm"))
-        entry.style = *parse_style("replicated");
-    return plan;
-  }
-  void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
-    drops_sums_ = config.own().get_string("fault") == "no_sum_of_norms";
-    ShardedStrategy::validate(config, diagnostics);
-  }
   std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
     const std::string fault = request.config.own().get_string("fault");
     std::unique_ptr<ParallelModel> made = execute_plan(request, plan_of(*this, request));
     spoil(*request.model, fault);
     return std::make_unique<Mutant>(std::move(made), request.world, fault);
   }
-
- private:
-  mutable bool drops_sums_ = false;
 };
 
 constexpr std::array kStrategies = {describe<Mutants>(

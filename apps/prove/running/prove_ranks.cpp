@@ -362,8 +362,8 @@ class Proof {
     }
     find_gradients(truth, ranks);
     find_norm(truth, ranks);
-    if (out_.faults.empty()) find_step(truth, ranks);
     find_replicas(ranks);
+    if (out_.faults.empty()) find_step(truth, ranks);
   }
 
   // Tensors that are wrong, those of one pattern together. `found`: what a rank has of them.
@@ -431,9 +431,16 @@ class Proof {
       Whole right = truth.together(gradients).whole;
       auto groups = wrong_ones(right, ranks, kUpdate, gradients);
       if (s > 0 && !groups.empty()) {
+        // What is too much is that of the step before, which was divided by other targets.
+        const Whole found = ranks.together(gradients).whole;
+        double product = 0, squares = 0;
+        for (const auto& [name, tensor] : right) {
+          product += ((found.at(name) - tensor) * before.at(name)).sum().item<double>();
+          squares += before.at(name).square().sum().item<double>();
+        }
         Whole both = right;
-        for (auto& [name, tensor] : both) tensor = tensor + before.at(name);
-        if (worst_of(ranks.together(gradients).whole, both).difference <= kUpdate)
+        for (auto& [name, tensor] : both) tensor = tensor + before.at(name) * (product / squares);
+        if (worst_of(found, both).difference <= kUpdate)
           groups.front().first = {
               "those of the step before are still in them",
               "begin_step() clears the gradients: what a step leaves must not reach the next"};

@@ -52,6 +52,7 @@ std::string ranks_text(const std::vector<int64_t>& ranks) {
 
 std::string times_text(double ratio) {
   if (std::abs(ratio) < 1e-12) return "zero";
+  if (std::abs(ratio - 1) < 1e-6) return "the truth but for its last digits";
   if (std::abs(ratio - 2) < 1e-6) return "twice the truth";
   const double inverse = 1 / ratio;
   if (std::abs(inverse - std::round(inverse)) < 1e-6 && inverse > 1.5)
