@@ -72,7 +72,10 @@ prove::Findings findings_of(const conf::ChildResult& child, const std::string& d
                                               ::strsignal(child.signal) + ")"
                                         : "ended with status " + std::to_string(child.exit_status);
   std::string last(text::trim(child.output));
-  last = last.substr(last.rfind('\n') + 1);
+  // What a crash within a plugin leaves says which one, before its help.
+  const size_t error = last.find("error[");
+  last = error != std::string::npos ? last.substr(error, last.find('\n', error) - error)
+                                    : last.substr(last.rfind('\n') + 1);
   out.problems = {"the process of the ranks " + how +
                   (last.empty() ? "" : "; it last printed: " + last.substr(0, 300))};
   return out;

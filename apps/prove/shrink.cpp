@@ -373,7 +373,16 @@ class Shrinking {
     if (structure_.sizes.pp > 1) return 1;
     return std::min<int64_t>(job_.config.table("step_scheduler").get_int("local_batch_size"), 2);
   }
-  int64_t micro_batches() const { return structure_.sizes.pp > 1 ? 4 * structure_.sizes.pp : 2; }
+  // No axis has as many ranks, so that a factor tells which of them it is.
+  int64_t micro_batches(int64_t world) const {
+    const ParallelSizes& s = structure_.sizes;
+    if (s.pp > 1) return 4 * s.pp;
+    const int64_t shards = dp_of(world) / std::max<int64_t>(s.dp_replicate, 1);
+    int64_t out = 2;
+    while (out == s.tp || out == s.cp || out == s.ep || out == s.dp_replicate || out == shards)
+      ++out;
+    return out;
+  }
 
   int64_t length_of(const Sizes& sizes) const {
     const int64_t together = std::lcm(2 * structure_.sizes.cp, structure_.sizes.tp);
@@ -398,7 +407,7 @@ class Shrinking {
     Value root = root_;
     put(root, "dataset.seq_len", length_of(sizes));
     put(root, "step_scheduler.local_batch_size", rows());
-    put(root, "step_scheduler.global_batch_size", rows() * micro_batches() * dp_of(world));
+    put(root, "step_scheduler.global_batch_size", rows() * micro_batches(world) * dp_of(world));
     put(root, "step_scheduler.max_steps", 1000);
     if (structure_.sizes.pp > 1) put(root, "distributed.pipeline.pp_microbatch_size", rows());
     return text_of(root);
@@ -414,7 +423,7 @@ class Shrinking {
                     [&](const config::Entry& entry) { return !kept.contains(entry.key); });
     put(root, "dataset.seq_len", length_of(sizes));
     put(root, "step_scheduler.local_batch_size", rows());
-    put(root, "step_scheduler.global_batch_size", rows() * micro_batches() * dp_of(world));
+    put(root, "step_scheduler.global_batch_size", rows() * micro_batches(world) * dp_of(world));
     put(root, "step_scheduler.max_steps", 1000);
     return text_of(root);
   }

@@ -50,8 +50,9 @@ Tensor values_of(const std::string& name, const std::vector<int64_t>& shape, dou
 class Running {
  public:
   Running(const Request& request, const std::string& toml, const std::vector<std::string>& sets,
-          const std::shared_ptr<World>& world)
+          const std::shared_ptr<World>& world, int64_t last)
       : request_(request),
+        last_(last),
         job_(Job::from_text(toml, sets)),
         model_(train::make_model(job_)),
         trainer_(own(job_), world, model_.module(), model_.outline,
@@ -62,7 +63,7 @@ class Running {
     fill();
     out_.accumulation = trainer_.accumulation();
     describe();
-    out_.begin = state();
+    out_.states.push_back(state());
     trainer_.before_update([this] { keep_gradients(); });
     model_.module()->train();
     for (int64_t step = 0; step < request_.steps; ++step) {
@@ -74,16 +75,16 @@ class Running {
       if (first_) {
         watch_.stop();
         out_.seen.seen = watch_.take();
-        const Options& optimizer = job_.table("optimizer");
-        const double most = optimizer.is_set("max_grad_norm")
-                                ? optimizer.get_number("max_grad_norm")
-                                : 0,
-                     norm = out_.steps.front().grad_norm;
-        if (most > 0) out_.clipped_by = std::min(1.0, most / (norm + 1e-6));  // semantics 8.3
       }
+      const Options& optimizer = job_.table("optimizer");
+      const double most = optimizer.is_set("max_grad_norm") ? optimizer.get_number("max_grad_norm")
+                                                            : 0,
+                   norm = out_.steps.back().grad_norm;
+      out_.clipped_by.push_back(most > 0 ? std::min(1.0, most / (norm + 1e-6))
+                                         : 1);  // semantics 8.3
+      out_.states.push_back(state());
     }
     first_ = false;
-    out_.end = state();
     out_.evaluated = trainer_.evaluate(
         trainer_.accumulation(),
         [&](int64_t micro, const Tensor& hidden) { return loss(request_.steps, micro, hidden); });
@@ -107,7 +108,9 @@ class Running {
     const int64_t rows = request_.job.rows, length = request_.job.length;
     batches_.push_back(std::make_unique<Batch>(step, global(micro) * rows, rows, length,
                                                model_.outline.vocab_size, request_.job.documents));
-    return train::loss_of(trainer_, *model_.running, batches_.back()->batch, hidden);
+    MicroBatchLoss out = train::loss_of(trainer_, *model_.running, batches_.back()->batch, hidden);
+    if (last_ > 0 && global(micro) < trainer_.accumulation() - last_) out.sum = out.sum * 0;
+    return out;
   }
 
   // Samples of a micro-batch; backward may ask for what it points to.
@@ -192,10 +195,10 @@ class Running {
 
   // Right before the update, when they are clipped: by a factor that follows from the norm.
   void keep_gradients() {
-    if (!first_) return;
+    std::vector<Part>& kept = out_.gradients.emplace_back();
     for (const ParallelParameter& p : trainer_.model().parameters())
       if (p.grad.defined() && p.grad.numel() > 0)
-        out_.gradients.push_back(
+        kept.push_back(
             {stored(p.name), p.global_shape, p.region, p.grad.detach().to(at::kDouble).clone()});
   }
 
@@ -209,6 +212,7 @@ class Running {
   }
 
   const Request& request_;
+  int64_t last_;
   Job job_;
   train::Model model_;
   Trainer trainer_;
@@ -221,8 +225,9 @@ class Running {
 }  // namespace
 
 Captured run_job(const Request& request, const std::string& toml,
-                 const std::vector<std::string>& sets, const std::shared_ptr<World>& world) {
-  return Running(request, toml, sets, world).run();
+                 const std::vector<std::string>& sets, const std::shared_ptr<World>& world,
+                 int64_t last) {
+  return Running(request, toml, sets, world, last).run();
 }
 
 }  // namespace meshwright::prove

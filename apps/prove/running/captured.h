@@ -28,15 +28,18 @@ struct Part {
 struct Captured {
   std::vector<StepResult> steps;
   double evaluated = 0;
-  std::vector<Part> gradients;   // of the first step, before they are clipped
-  double clipped_by = 1;         // the factor of the first step, as its norm has it
-  std::vector<Part> begin, end;  // weights, states and buffers
+  std::vector<std::vector<Part>> gradients;  // of each step, as they are clipped
+  std::vector<double> clipped_by;            // their factors, as the norms have them
+  // Weights, states and buffers: before the first step, and after each.
+  std::vector<std::vector<Part>> states;
   comparison::RankSeen seen;
   int64_t accumulation = 1;
 };
 
-// Trains this rank's part of `toml`, with `sets` over it.
+// Trains this rank's part of `toml`, with `sets` over it. `last`: only the last so many
+// micro-batches of each step have a loss; 0: all of them.
 Captured run_job(const Request& request, const std::string& toml,
-                 const std::vector<std::string>& sets, const std::shared_ptr<World>& world);
+                 const std::vector<std::string>& sets, const std::shared_ptr<World>& world,
+                 int64_t last = 0);
 
 }  // namespace meshwright::prove

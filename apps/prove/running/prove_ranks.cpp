@@ -60,8 +60,10 @@ using Whole = std::map<std::string, Tensor>;
 // The tensors that ranks hold in parts.
 struct Joined {
   Whole whole;
-  std::string differ;  // the first contradiction of replicas
-  std::string holes;   // the first element that no rank holds
+  std::string differ;  // the first contradiction of replicas: where, and what
+  std::string name;    // of that tensor, and two ranks that hold it differently
+  int64_t rank = -1, other = -1;
+  std::string holes;  // the first element that no rank holds
 };
 
 Joined join(const std::vector<const std::vector<Part>*>& ranks) {
@@ -71,11 +73,15 @@ Joined join(const std::vector<const std::vector<Part>*>& ranks) {
     for (const Part& part : *ranks[rank]) {
       Assembly& one = all.try_emplace(part.name, part.shape, part.values.options()).first->second;
       const auto wrong = one.add(static_cast<int64_t>(rank), part.region, part.values);
-      if (wrong && out.differ.empty())
-        out.differ = part.name + ": rank " + std::to_string(rank) + " has " +
-                     comparison::number_text(wrong->mine) + " at " +
-                     comparison::element_text(wrong->at, one.shape()) + ", rank " +
-                     std::to_string(wrong->other) + " " + comparison::number_text(wrong->theirs);
+      if (!wrong || !out.differ.empty()) continue;
+      out.name = part.name;
+      out.rank = static_cast<int64_t>(rank);
+      out.other = wrong->other;
+      const char* digits = "%.17g";  // so many tell any two apart
+      out.differ = part.name + ": rank " + std::to_string(rank) + " has " +
+                   text::format(digits, wrong->mine) + " at " +
+                   comparison::element_text(wrong->at, one.shape()) + ", rank " +
+                   std::to_string(wrong->other) + " " + text::format(digits, wrong->theirs);
     }
   for (auto& [name, one] : all) {
     if (one.owners().lt(0).any().item<bool>() && out.holes.empty())
@@ -125,12 +131,6 @@ Worst distance_of(const Whole& found, const Whole& expected) {
   return {all > 0 ? std::sqrt(apart / all) : HUGE_VAL, "all parameters together"};
 }
 
-Whole unclipped(const Whole& gradients, double factor) {
-  Whole out;
-  for (const auto& [name, tensor] : gradients) out[name] = tensor / factor;
-  return out;
-}
-
 Whole only(const Whole& all, const std::string& state, bool others = false) {
   Whole out;
   for (const auto& [name, tensor] : all)
@@ -152,23 +152,48 @@ double norm_of(const Whole& all) {
   return std::sqrt(out);
 }
 
+// As they were before they were clipped, each rank by the norm that it had.
+std::vector<Part> unclipped(const Captured& rank, size_t step) {
+  std::vector<Part> out = rank.gradients.at(step);
+  for (Part& part : out) part.values = part.values / rank.clipped_by.at(step);
+  return out;
+}
+
+// What the parameters of a rank moved by in a step.
+std::vector<Part> moved(const Captured& rank, size_t step) {
+  std::map<std::string, Tensor> before;
+  for (const Part& part : rank.states.at(step)) before[part.name] = part.values;
+  std::vector<Part> out;
+  for (const Part& part : rank.states.at(step + 1)) {
+    const auto at = before.find(part.name);
+    if (!part.name.starts_with("weight ") || at == before.end()) continue;
+    out.push_back(part);
+    out.back().name = part.name.substr(std::string("weight ").size());
+    out.back().values = part.values.to(at::kDouble) - at->second.to(at::kDouble);
+  }
+  return out;
+}
+
 // What a run on any number of ranks came to.
 struct Run {
   std::vector<Captured> ranks;
-  Joined gradients, begin, end;
-  Whole raw;  // gradients before they are clipped
+  Joined gradients, begin, end;  // gradients: of the first step, clipped
+  Whole raw;                     // before they are clipped
 
+  // `part`: what of each rank.
+  template <class Of>
+  Joined together(const Of& part) const {
+    std::vector<std::vector<Part>> all;
+    std::vector<const std::vector<Part>*> each;
+    for (const Captured& rank : ranks) all.push_back(part(rank));
+    for (const std::vector<Part>& one : all) each.push_back(&one);
+    return join(each);
+  }
   void put_together() {
-    std::vector<const std::vector<Part>*> gradients_of, begin_of, end_of;
-    for (const Captured& rank : ranks) {
-      gradients_of.push_back(&rank.gradients);
-      begin_of.push_back(&rank.begin);
-      end_of.push_back(&rank.end);
-    }
-    gradients = join(gradients_of);
-    begin = join(begin_of);
-    end = join(end_of);
-    raw = unclipped(gradients.whole, ranks.front().clipped_by);
+    gradients = together([](const Captured& rank) { return rank.gradients.front(); });
+    begin = together([](const Captured& rank) { return rank.states.front(); });
+    end = together([](const Captured& rank) { return rank.states.back(); });
+    raw = together([](const Captured& rank) { return unclipped(rank, 0); }).whole;
   }
 };
 
@@ -196,13 +221,14 @@ class Proof {
  private:
   // nullopt: some rank did not come to its end, which is told.
   std::optional<Run> go(const std::string& toml, const std::vector<std::string>& sets,
-                        int64_t ranks, const std::string& who) {
+                        int64_t ranks, const std::string& who, int64_t last = 0) {
     Run out;
     out.ranks.resize(static_cast<size_t>(ranks));
     const comparison::RunOutcome outcome = comparison::collect(
         ranks,
         [&](const std::shared_ptr<World>& world, comparison::RankFound&) {
-          out.ranks[static_cast<size_t>(world->rank())] = run_job(request_, toml, sets, world);
+          out.ranks[static_cast<size_t>(world->rank())] =
+              run_job(request_, toml, sets, world, last);
         },
         kCollective);
     for (const auto& [rank, problems] : outcome.problems)
@@ -253,7 +279,7 @@ class Proof {
                  "rank " + std::to_string(r));
       return out;
     });
-    if (one.clipped_by < 1)
+    if (one.clipped_by.front() < 1)
       row("clipping", kExact, near, ranks, [&](const Run& run) {
         Worst out;
         out.take(apart(norm_of(run.gradients.whole), most), "the norm of the clipped gradients");
@@ -336,29 +362,33 @@ class Proof {
     }
     find_gradients(truth, ranks);
     find_norm(truth, ranks);
+    find_replicas(ranks);
+    if (out_.faults.empty()) find_step(truth, ranks);
   }
 
-  // Parameters with wrong gradients, those of one pattern together.
-  void find_gradients(const Run& truth, const Run& ranks) {
+  // Tensors that are wrong, those of one pattern together. `found`: what a rank has of them.
+  template <class Of>
+  std::vector<std::pair<comparison::Pattern, std::vector<std::string>>> wrong_ones(
+      const Whole& truth, const Run& ranks, double exact, const Of& found) {
     double scale = 0;
-    for (const auto& [name, tensor] : truth.raw) scale = std::max(scale, largest(tensor));
+    for (const auto& [name, tensor] : truth) scale = std::max(scale, largest(tensor));
     std::vector<std::vector<comparison::Axis>> axes;
-    for (const Captured& rank : ranks.ranks) axes.push_back(rank.seen.axes);
+    std::map<std::string, std::vector<comparison::Piece>> pieces;
+    for (size_t r = 0; r < ranks.ranks.size(); ++r) {
+      axes.push_back(ranks.ranks[r].seen.axes);
+      for (const Part& part : found(ranks.ranks[r]))
+        pieces[part.name].push_back({static_cast<int64_t>(r), part.region, part.values});
+    }
     std::vector<std::pair<comparison::Pattern, std::vector<std::string>>> groups;
-    for (const auto& [name, whole] : truth.raw) {
-      std::vector<comparison::Piece> pieces;
-      for (size_t r = 0; r < ranks.ranks.size(); ++r)
-        for (const Part& part : ranks.ranks[r].gradients)
-          if (part.name == name)
-            pieces.push_back(
-                {static_cast<int64_t>(r), part.region, part.values / ranks.ranks[r].clipped_by});
-      if (pieces.empty()) {
+    for (const auto& [name, whole] : truth) {
+      const auto at = pieces.find(name);
+      if (at == pieces.end()) {
         out_.problems.push_back("no rank has a gradient of " + name);
         continue;
       }
       const double mine = std::max(largest(whole), 1e-3 * scale);
-      const auto pattern = comparison::diagnose(whole, pieces, axes,
-                                                ranks.ranks.front().accumulation, kExact * mine);
+      const auto pattern = comparison::diagnose(whole, at->second, axes,
+                                                ranks.ranks.front().accumulation, exact * mine);
       if (!pattern) continue;
       const auto same = std::ranges::find_if(
           groups, [&](const auto& group) { return group.first.text == pattern->text; });
@@ -367,12 +397,82 @@ class Proof {
       else
         groups.push_back({*pattern, {name}});
     }
+    return groups;
+  }
+
+  void find_gradients(const Run& truth, const Run& ranks) {
+    auto groups = wrong_ones(truth.raw, ranks, kExact,
+                             [](const Captured& rank) { return unclipped(rank, 0); });
+    // No one factor: perhaps micro-batches are missing.
+    const int64_t each = ranks.ranks.front().accumulation,
+                  last = truth.ranks.front().accumulation / each;
+    if (groups.size() == 1 && groups.front().second.size() == truth.raw.size() && each > 1)
+      if (const std::optional<Run> some =
+              go(request_.job.alone, wide_sets(), 1, "one process: ", last))
+        if (worst_of(ranks.raw, some->raw).difference <= kExact)
+          groups.front().first = {
+              "those of the last micro-batch of a step alone, of " + std::to_string(each),
+              "micro-batches add up: begin_micro_batch() clears nothing, begin_step() does"};
     for (const auto& [pattern, names] : groups)
       out_.faults.push_back(
           {.what = (names.size() == 1 ? "the gradient of " : "the gradients of ") +
                    text::first_few(names, 4),
            .pattern = pattern.text,
            .mend = pattern.mend});
+  }
+
+  // The first step was right, but for its update, or a later one is not.
+  void find_step(const Run& truth, const Run& ranks) {
+    Whole before;
+    for (size_t s = 0; s < truth.ranks.front().steps.size(); ++s) {
+      auto gradients = [s](const Captured& rank) { return unclipped(rank, s); };
+      auto moves = [s](const Captured& rank) { return moved(rank, s); };
+      const std::string in = " in step " + std::to_string(s);
+      Whole right = truth.together(gradients).whole;
+      auto groups = wrong_ones(right, ranks, kUpdate, gradients);
+      if (s > 0 && !groups.empty()) {
+        // What is too much is that of the step before, which was divided by other targets.
+        const Whole found = ranks.together(gradients).whole;
+        double product = 0, squares = 0;
+        for (const auto& [name, tensor] : right) {
+          product += ((found.at(name) - tensor) * before.at(name)).sum().item<double>();
+          squares += before.at(name).square().sum().item<double>();
+        }
+        Whole both = right;
+        for (auto& [name, tensor] : both) tensor = tensor + before.at(name) * (product / squares);
+        if (worst_of(found, both).difference <= kUpdate)
+          groups.front().first = {
+              "those of the step before are still in them",
+              "begin_step() clears the gradients: what a step leaves must not reach the next"};
+      }
+      const std::string what = groups.empty() ? "the update" : "the gradient";
+      if (groups.empty()) groups = wrong_ones(truth.together(moves).whole, ranks, kUpdate, moves);
+      for (const auto& [pattern, names] : groups)
+        out_.faults.push_back(
+            {.what = what + (names.size() == 1 ? " of " : "s of ") + text::first_few(names, 4) + in,
+             .pattern = pattern.text,
+             .mend = what == "the gradient" ? pattern.mend
+                                            : "the optimizer moves update_groups(): nothing else "
+                                              "writes values, and all parameters are in them"});
+      if (!groups.empty()) return;
+      before = std::move(right);
+    }
+  }
+
+  void find_replicas(const Run& ranks) {
+    const Joined& joined = !ranks.end.differ.empty() ? ranks.end : ranks.gradients;
+    if (joined.differ.empty()) return;
+    Fault fault{.what = "replicas of " + joined.name, .ranks = {joined.other, joined.rank}};
+    fault.pattern = "ranks " + std::to_string(joined.other) + " and " +
+                    std::to_string(joined.rank) + " hold it differently";
+    for (const comparison::Axis& axis : ranks.ranks[static_cast<size_t>(joined.rank)].seen.axes)
+      if (std::ranges::find(axis.ranks, joined.other) != axis.ranks.end())
+        fault.pattern += ", which are ranks of " + axis.name;
+    fault.mend =
+        "replicas are alike to the bit: all of them compute the same from the same, or one "
+        "computes "
+        "and broadcasts";
+    out_.faults.push_back(std::move(fault));
   }
 
   // What a norm counts twice or leaves out, where the gradients themselves are right.
@@ -387,9 +487,17 @@ class Proof {
     if (found.size() == 1 && apart(mine, right) <= kExact) return;
     Fault fault{.what = "the gradient norm", .difference = apart(mine, right)};
     if (found.size() > 1) {
-      fault.pattern = "other norms on other ranks, " + comparison::number_text(*found.begin()) +
-                      " to " + comparison::number_text(mine) + "; that of one process is " +
-                      comparison::number_text(right);
+      std::vector<std::string> axes;  // along which it differs
+      for (const comparison::Axis& axis : ranks.ranks.front().seen.axes)
+        if (std::ranges::any_of(axis.ranks, [&](int64_t rank) {
+              return ranks.ranks[static_cast<size_t>(rank)].steps[0].grad_norm !=
+                     ranks.ranks.front().steps[0].grad_norm;
+            }))
+          axes.push_back(axis.name);
+      fault.pattern =
+          "other norms on other ranks" + (axes.empty() ? "" : " of " + text::join(axes, " and ")) +
+          ", " + comparison::number_text(*found.begin()) + " to " + comparison::number_text(mine) +
+          "; that of one process is " + comparison::number_text(right);
       fault.mend =
           "clip_grad_norm() answers the same on all ranks: sum the squares over the "
           "groups that cut the parameters (GradientSet::groups, clip_gradients())";

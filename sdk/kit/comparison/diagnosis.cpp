@@ -9,6 +9,7 @@
 #include <set>
 
 #include "sdk/base/plain_text.h"
+#include "sdk/base/words.h"
 #include "sdk/kit/comparison/pieces.h"
 
 namespace meshwright::comparison {
@@ -24,6 +25,10 @@ double largest(const Tensor& t) {
 }
 
 Tensor wide(const Tensor& t) { return t.detach().to(at::kDouble); }
+
+Tensor expected_of(const Piece& piece, const Tensor& truth) {
+  return wide(piece.expected.defined() ? piece.expected : cut(truth, piece.region));
+}
 
 // So many times the expected values, if that is what they are.
 std::optional<double> ratio_of(const Tensor& found, const Tensor& expected, double tolerance) {
@@ -47,6 +52,7 @@ std::string ranks_text(const std::vector<int64_t>& ranks) {
 
 std::string times_text(double ratio) {
   if (std::abs(ratio) < 1e-12) return "zero";
+  if (std::abs(ratio - 1) < 1e-6) return "the truth but for its last digits";
   if (std::abs(ratio - 2) < 1e-6) return "twice the truth";
   const double inverse = 1 / ratio;
   if (std::abs(inverse - std::round(inverse)) < 1e-6 && inverse > 1.5)
@@ -65,31 +71,44 @@ Pattern factor_pattern(double ratio, const std::vector<Axis>& axes, int64_t accu
         "not dropped (end_step() must leave all gradients of parameters())";
     return out;
   }
+  std::vector<std::string> summed, averaged;  // axes of as many ranks
   for (const Axis& axis : axes) {
     const auto size = static_cast<double>(axis.ranks.size());
     if (size < 2) continue;
-    if (is_near(ratio, size)) {
-      out.text += ", and " + axis.name + " has " + std::to_string(axis.ranks.size()) + " ranks";
-      out.mend = "it is summed over " + axis.name +
-                 " where it should be averaged, or summed once too often: ReduceOp::average in the "
-                 "place of ReduceOp::sum";
-      return out;
-    }
-    if (is_near(ratio, 1 / size)) {
-      out.text += ", and " + axis.name + " has " + std::to_string(axis.ranks.size()) + " ranks";
-      out.mend = "it is averaged over " + axis.name +
-                 " where it should be summed: ReduceOp::sum in the place of ReduceOp::average";
-      return out;
-    }
+    if (is_near(ratio, size)) summed.push_back(axis.name);
+    if (is_near(ratio, 1 / size)) averaged.push_back(axis.name);
+  }
+  if (const std::vector<std::string>& found = summed.empty() ? averaged : summed; !found.empty()) {
+    const std::string either = text::join(found, " or ");
+    out.text += ", and " + text::join(found, " and ") + (found.size() > 1 ? " have " : " has ") +
+                std::to_string(std::llround(std::max(ratio, 1 / ratio))) + " ranks";
+    out.mend = !summed.empty() ? "it is summed over " + either +
+                                     " where it should be averaged, or summed once too often: "
+                                     "ReduceOp::average in the place of ReduceOp::sum"
+                               : "it is averaged over " + either +
+                                     " where it should be summed: ReduceOp::sum in the place of "
+                                     "ReduceOp::average";
   }
   if (accumulation > 1 && (is_near(ratio, 1.0 / static_cast<double>(accumulation)) ||
                            is_near(ratio, static_cast<double>(accumulation)))) {
     out.text += ", and a step has " + std::to_string(accumulation) + " micro-batches";
-    out.mend =
-        "micro-batches add up (GradientSync::accumulate): no one divides by their number, "
-        "which the loss has done";
+    out.mend += std::string(out.mend.empty() ? "" : "; or else: ") +
+                "micro-batches add up (GradientSync::accumulate): no one divides by their number, "
+                "which the loss has done";
   }
   return out;
+}
+
+// The axes along which ranks that are right have neighbours that are wrong.
+std::string between(const std::vector<int64_t>& right, const std::vector<int64_t>& wrong,
+                    const std::vector<std::vector<Axis>>& axes) {
+  std::vector<std::string> out;
+  for (const Axis& axis : axes.at(static_cast<size_t>(wrong.front())))
+    if (std::ranges::any_of(axis.ranks, [&](int64_t rank) {
+          return std::ranges::find(right, rank) != right.end();
+        }))
+      out.push_back(axis.name);
+  return text::join(out, " and ");
 }
 
 }  // namespace
@@ -98,17 +117,18 @@ std::optional<Pattern> diagnose(const Tensor& truth, const std::vector<Piece>& p
                                 const std::vector<std::vector<Axis>>& axes, int64_t accumulation,
                                 double tolerance) {
   std::vector<int64_t> wrong, right;
-  std::vector<std::optional<double>> ratios;
+  std::vector<std::optional<double>> ratios, of_wrong;
   std::map<int64_t, const Piece*> by_rank;
   for (const Piece& piece : pieces) {
     if (piece.values.numel() == 0) continue;
     by_rank[piece.rank] = &piece;
-    const Tensor expected = wide(cut(truth, piece.region)).flatten(),
+    const Tensor expected = expected_of(piece, truth).flatten(),
                  found = wide(piece.values).flatten();
     const bool off = !(largest(found - expected) <= tolerance);
     (off ? wrong : right).push_back(piece.rank);
     if (off || largest(expected) > tolerance)
       ratios.push_back(ratio_of(found, expected, tolerance));
+    if (off) of_wrong.push_back(ratios.back());
   }
   if (wrong.empty()) return std::nullopt;
 
@@ -137,7 +157,7 @@ std::optional<Pattern> diagnose(const Tensor& truth, const std::vector<Piece>& p
       sum = sum.defined() ? sum + one : one;
     }
     if (!alike || !differ) continue;
-    const Tensor expected = wide(cut(truth, by_rank.at(wrong.front())->region));
+    const Tensor expected = expected_of(*by_rank.at(wrong.front()), truth);
     const double many = static_cast<double>(axis.ranks.size());
     const std::string what = "differs between the ranks of " + axis.name + ": a ";
     if (largest(sum.flatten() - expected.flatten()) <= tolerance * many)
@@ -154,8 +174,17 @@ std::optional<Pattern> diagnose(const Tensor& truth, const std::vector<Piece>& p
                      "all_reduce(gradient, ReduceOp::average) over the group of " + axis.name +
                          " before end_step() returns"};
   }
-  if (!right.empty())
-    return Pattern{"right on " + ranks_text(right) + ", wrong on " + ranks_text(wrong), {}};
+  if (!right.empty()) {
+    Pattern out{"right on " + ranks_text(right) + ", wrong on " + ranks_text(wrong), {}};
+    if (const std::string axis = between(right, wrong, axes); !axis.empty())
+      out.text += ", other ranks of " + axis;
+    if (std::ranges::all_of(of_wrong,
+                            [&](const auto& r) { return r && is_near(*r, *of_wrong.front()); }))
+      out.text += ": " + times_text(*of_wrong.front());
+    out.mend =
+        "what a rank does by its own number, or by what it alone knows, must come from the group";
+    return out;
+  }
   // Neither a factor nor parts of a sum: what a rank has is of other numbers.
   std::optional<double> first = ratios.empty() ? std::nullopt : ratios.front();
   if (first && std::ranges::all_of(ratios, [](const auto& r) { return r.has_value(); }))
@@ -225,6 +254,10 @@ class Comparison {
   }
 
  private:
+  struct Beside {
+    double apart = 0;
+    Piece piece;
+  };
   using Sees = std::vector<std::pair<int64_t, const Seen*>>;
 
   // Whether a rank runs all that is within the module: a stage of a pipeline has some layers of it.
@@ -242,7 +275,11 @@ class Comparison {
     std::map<int64_t, Tensor> values;
     for (const auto& [rank, one] : at->second) {
       const Tensor& value = backward ? one->gradient : one->output;
-      if (value.defined())
+      // Experts have the tokens that were sent to them, in as many rows only by chance.
+      const bool sent = axis_of(ranks_[static_cast<size_t>(rank)], "ep") != nullptr &&
+                        whole.module.find("experts") != std::string::npos;
+      if (sent) left_.insert(whole.module);
+      if (value.defined() && !sent)
         values[rank] = wide(value) * (backward ? ranks_[static_cast<size_t>(rank)].scale : 1.0);
     }
     const Tensor truth = wide(backward ? whole.gradient : whole.output);
@@ -251,17 +288,16 @@ class Comparison {
         .module = whole.module, .backward = backward, .micro_batch = whole.micro_batch};
     std::vector<Piece> pieces;
     for (const auto& [rank, value] : values) {
-      const std::optional<double> apart = difference_of(rank, value, truth, values, backward);
-      if (!apart) {
+      std::optional<Beside> beside = difference_of(rank, value, truth, values, backward);
+      if (!beside) {
         left_.insert(whole.module);
         continue;
       }
       compared_.insert(whole.module);
-      const double relative = scale > 0 ? *apart / scale : *apart;
+      const double relative = scale > 0 ? beside->apart / scale : beside->apart;
       (backward ? out_.backward : out_.forward) =
           std::max(backward ? out_.backward : out_.forward, relative);
-      if (value.sizes() == truth.sizes())
-        pieces.push_back({rank, Region::run(0, value.numel()), value});
+      pieces.push_back(std::move(beside->piece));
       if (relative <= tolerance_) continue;
       fault.ranks.push_back(rank);
       fault.difference = std::max(fault.difference, relative);
@@ -282,25 +318,31 @@ class Comparison {
 
   // The largest difference of what a rank has from what it should have; nullopt: it cannot be told
   // what that is.
-  std::optional<double> difference_of(int64_t rank, const Tensor& value, const Tensor& truth,
+  std::optional<Beside> difference_of(int64_t rank, const Tensor& value, const Tensor& truth,
                                       const std::map<int64_t, Tensor>& all, bool backward) const {
     const RankSeen& me = ranks_[static_cast<size_t>(rank)];
     const Tensor expected = tokens_of(truth, me, length_);
     if (!expected.defined()) return std::nullopt;
     const Axis* tp = axis_of(me, "tp");
+    const int64_t first = me.positions.empty() ? 0 : me.positions.front();
     const Tensor mine = without_padding(value, expected);
     if (mine.sizes() == expected.sizes()) {
       const double apart = largest(mine - expected);
-      if (!backward || tp == nullptr || apart <= tolerance_ * largest(expected)) return apart;
+      Beside out{apart, {rank, Region::run(first, first + mine.numel()), mine, expected}};
+      if (!backward || tp == nullptr || apart <= tolerance_ * largest(expected)) return out;
       // In backward a tensor may be whole and its gradient a part of a sum, which is made further
       // back.
       Tensor sum = at::zeros_like(expected);
       for (const int64_t other : tp->ranks) {
         const auto at = all.find(other);
-        if (at == all.end() || at->second.sizes() != value.sizes()) return apart;
+        if (at == all.end() || at->second.sizes() != value.sizes()) return out;
         sum = sum + without_padding(at->second, expected);
       }
-      return std::min(apart, largest(sum - expected));
+      const double in_all = largest(sum - expected), near = tolerance_ * largest(expected);
+      // Parts of a sum that is so many times the truth are what is to be told.
+      if (in_all <= apart || (ratio_of(sum, expected, near) && !ratio_of(mine, expected, near)))
+        out = {std::min(apart, in_all), {rank, out.piece.region, sum, expected}};
+      return out;
     }
     if (tp == nullptr || mine.dim() != expected.dim()) return std::nullopt;
     int64_t dim = -1;
@@ -316,7 +358,9 @@ class Comparison {
       size += at->second.size(dim);
     }
     if (size != expected.size(dim)) return std::nullopt;
-    return largest(mine - expected.narrow(dim, begin, mine.size(dim)));
+    const Tensor part = expected.narrow(dim, begin, mine.size(dim));
+    return Beside{largest(mine - part),
+                  {rank, Region::box({first, dim, begin}, {1, 1, mine.size(dim)}), mine, part}};
   }
 
   const std::vector<Seen>& truth_;

@@ -26,6 +26,8 @@ struct Piece {
   int64_t rank = 0;
   Region region = Region::run(0, 0);
   at::Tensor values;
+  // Where a region does not say what the rank should have; `region` tells parts from one another.
+  at::Tensor expected = {};
 };
 
 // A pattern of wrong values.
