@@ -66,6 +66,7 @@ prove::Findings findings_of(const conf::ChildResult& child, const std::string& d
   prove::Findings out;
   out.dtypes = dtypes;
   out.seconds = child.seconds;
+  out.timed_out = child.timed_out;
   std::string how = child.timed_out
                         ? text::format("did not end within %g s and was killed", seconds)
                     : child.signal != 0 ? "ended by signal " + std::to_string(child.signal) + " (" +
@@ -90,7 +91,8 @@ std::string what_is_proven(const prove::Shrunk& small) {
   return out;
 }
 
-int conclude(Call& call, const prove::Shrunk& small, const std::vector<prove::Findings>& all) {
+int conclude(Call& call, const std::string& strategy, const prove::Shrunk& small,
+             const std::vector<prove::Findings>& all) {
   std::optional<Error> error;
   double seconds = 0;
   for (const prove::Findings& found : all) {
@@ -106,8 +108,10 @@ int conclude(Call& call, const prove::Shrunk& small, const std::vector<prove::Fi
                       : "the ranks did not come to an end: " + found.problems.front());
     for (const prove::Fault& fault : found.faults)
       if (!fault.mend.empty()) error->help(fault.what + ": " + fault.mend);
-    if (error->helps().empty())
-      error->help("meshwright plugins check STRATEGY tries the strategy alone");
+    if (found.timed_out)
+      error->help("--timeout SECONDS gives each run more time, where the machine is slow or busy");
+    if (error->helps().empty() || found.timed_out)
+      error->help("meshwright plugins check " + strategy + " tries the strategy alone");
   }
   if (call.json) {
     json::array runs;
@@ -141,16 +145,22 @@ int conclude(Call& call, const prove::Shrunk& small, const std::vector<prove::Fi
 
 int run_prove(Call& call) {
   if (call.has("child")) return prove_here(call);
+  const int64_t ranks = wanted_world(call);
+  if (ranks > prove::kMostRanks)
+    throw Error(ErrorCode::usage, "--world-size " + std::to_string(ranks) + ": at most " +
+                                      std::to_string(prove::kMostRanks) + " ranks are threads")
+        .help("leave it out: the fewest ranks that have every axis of the job");
+  call.number("steps", 1);  // refused before anything is printed
+  const auto seconds = static_cast<double>(call.number("timeout", 1).value_or(300));
   launch::check_current_folder();
   int status = 0;
   const std::optional<plan::Job> job = load_job(call, status);
   if (!job) return status;
-  const prove::Shrunk small = prove::shrink(*job, wanted_world(call));
+  const prove::Shrunk small = prove::shrink(*job, ranks);
   if (!call.json) {
     call.out.write(what_is_proven(small));
     call.out.flush();
   }
-  const auto seconds = static_cast<double>(call.number("timeout", 1).value_or(300));
   std::vector<prove::Findings> all;
   for (const bool wide : {true, false}) {
     if (!wide && small.one_dtype) continue;
@@ -168,7 +178,7 @@ int run_prove(Call& call) {
     }
     if (!all.back().ok()) break;  // what is wrong by algebra is wrong in fewer digits too
   }
-  return conclude(call, small, all);
+  return conclude(call, job->strategy.info->name, small, all);
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ std::string Findings::text(const report::Style& style) const {
                                 : row.where});
   }
   constexpr size_t kRight[] = {1, 2};
-  out += report::table(style, cells, kRight);
+  if (!rows.empty()) out += report::table(style, cells, kRight);
   for (const std::string& problem : problems)
     out += report::paint(style, report::Tone::red, "ended: ") + problem + "\n";
   for (const Fault& fault : faults) {

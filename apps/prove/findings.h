@@ -38,6 +38,7 @@ struct Findings {
   int64_t modules = 0;                // that were compared
   std::vector<std::string> modules_left;
   double seconds = 0;
+  bool timed_out = false;  // and was killed
 
   bool ok() const;
   boost::json::object json() const;

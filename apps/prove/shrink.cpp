@@ -246,9 +246,7 @@ class Shrinking {
     std::optional<Error> why;
     std::optional<plan::JobPlan> plan = try_worlds(sizes, &why);
     if (!plan)
-      throw Error(why->code(), "no small form of the job can be planned: " + why->message())
-          .key(why->key())
-          .help("meshwright plan FILE --world-size N says what the job itself has wrong");
+      throw Error(*why).note("so it is told of the job's smallest form, whose sizes are cut");
     for (bool Sizes::* uneven :
          {&Sizes::heads, &Sizes::inner, &Sizes::vocabulary, &Sizes::layers, &Sizes::length}) {
       Sizes more = sizes;
@@ -294,6 +292,12 @@ class Shrinking {
       erase(*lora, "dropout");
     }
     if (Value* own = find(root_, "model")) erase(*own, "float8_linear");
+    // As megatron_fsdp names them.
+    if (const Value* distributed = find(root_, "distributed"))
+      for (const config::Entry& table : distributed->entries)
+        for (const config::Entry& option : table.value.entries)
+          if (option.value.boolean && option.key.find("fp32") != std::string::npos)
+            out_.wide_sets.push_back("distributed." + table.key + "." + option.key + "=false");
     out_.documents = job_.dataset.has_value();
     const Options& optimizer = config.table("optimizer");
     // Surely below the norm, so that clipping takes part where the job clips.
@@ -431,13 +435,10 @@ class Shrinking {
   // The smallest world that can be planned.
   std::optional<plan::JobPlan> try_worlds(const Sizes& sizes, std::optional<Error>* why) {
     const int64_t fixed = fixed_ranks();
-    if (world_ > 0 && world_ <= kMostRanks) {
+    if (world_ > 0) {
       out_.ranks = world_;
       return planned(ranks_toml(sizes, world_), world_, why);
     }
-    if (world_ > kMostRanks)
-      out_.sizes.push_back("ranks at most " + std::to_string(kMostRanks) + " (of " +
-                           std::to_string(world_) + ")");
     // Two shards are an axis; some jobs need more of them, and some have none.
     std::vector<int64_t> tries;
     for (int64_t shards = 2; shards * fixed <= kMostRanks; ++shards) tries.push_back(shards);

@@ -22,8 +22,10 @@ struct Shrunk {
   int64_t ranks = 1;
   int64_t rows = 1;  // samples of a micro-batch
   int64_t length = 1;
-  bool documents = false;                                 // samples hold several each
-  bool one_dtype = false;                                 // the job computes in float64 itself
+  bool documents = false;  // samples hold several each
+  bool one_dtype = false;  // the job computes in float64 itself
+  // Options of the strategy that keep something in float32, off: for the run in float64.
+  std::vector<std::string> wide_sets;
   std::string model;                                      // its architecture
   std::vector<std::pair<std::string, std::string>> axes;  // "tp", "2"
   std::vector<std::string> sizes;                         // what was cut: "heads 6 (of 32)"

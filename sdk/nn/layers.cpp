@@ -360,9 +360,10 @@ Tensor RMSNormImpl::forward(const Tensor& x) {
   if (DeviceRmsNorm::kernels(x, weight))
     return DeviceRmsNorm::apply(x, std::nullopt, weight, epsilon, plus_one, false)[0];
   if (NarrowRmsNorm::fits(x, weight)) return NarrowRmsNorm::apply(x, weight, epsilon, plus_one);
-  Tensor wide = x.to(at::kFloat),
+  const at::ScalarType type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  Tensor wide = x.to(type),
          normed = wide * at::rsqrt(wide.square().mean({-1}, /*keepdim=*/true) + epsilon);
-  if (plus_one) return (normed * (weight.to(at::kFloat) + 1)).to(x.scalar_type());
+  if (plus_one) return (normed * (weight.to(type) + 1)).to(x.scalar_type());
   return weight * normed.to(x.scalar_type());
 }
 

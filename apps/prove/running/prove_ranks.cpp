@@ -211,7 +211,7 @@ class Proof {
       if (!request_.wide) near = go(request_.job.alone, {}, 1, "one process: ");
       const std::vector<std::string> none;
       const std::optional<Run> ranks =
-          go(request_.job.toml, request_.wide ? wide_sets() : none, request_.job.ranks, "");
+          go(request_.job.toml, request_.wide ? sets_of_ranks() : none, request_.job.ranks, "");
       if (ranks && (near || request_.wide)) compare(*truth, near ? &*near : nullptr, *ranks);
     }
     out_.seconds = base::ms_since(begin) / 1000;
@@ -219,6 +219,11 @@ class Proof {
   }
 
  private:
+  std::vector<std::string> sets_of_ranks() const {
+    std::vector<std::string> out = wide_sets();
+    out.insert(out.end(), request_.job.wide_sets.begin(), request_.job.wide_sets.end());
+    return out;
+  }
   // nullopt: some rank did not come to its end, which is told.
   std::optional<Run> go(const std::string& toml, const std::vector<std::string>& sets,
                         int64_t ranks, const std::string& who, int64_t last = 0) {
