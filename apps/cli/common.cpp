@@ -6,13 +6,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <string_view>
 
 #include "apps/performance/steptime/machine.h"
 #include "engine/config/reading.h"
 #include "engine/job/before_start.h"
 #include "engine/launch/spawn.h"
 #include "sdk/base/host_facts.h"
+#include "sdk/base/shell_word.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::cli {
@@ -206,14 +206,7 @@ Screen screen_of(const Call& call, bool started_by_us) {
   return screen;
 }
 
-std::string shell_word(const std::string& word) {
-  constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
-  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
-  std::string quoted = "'";
-  for (char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return quoted + "'";
-}
+std::string shell_word(const std::string& word) { return text::shell_word(word); }
 
 namespace {
 

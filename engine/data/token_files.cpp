@@ -525,9 +525,9 @@ namespace {
 
 // Of bytes those that were packed would be learnt.
 void refuse_packed(const base::MappedFile& file, const DatasetConfig& config) {
-  const std::string_view begin(reinterpret_cast<const char*>(file.bytes().data()),
-                               std::min<size_t>(file.bytes().size(), 4));
-  const base::FileKind kind = base::kind_of(begin);
+  const std::string_view bytes(reinterpret_cast<const char*>(file.bytes().data()),
+                               file.bytes().size());
+  const base::FileKind kind = base::kind_of(bytes, bytes);
   if (kind == base::FileKind::plain) return;
   Error error(ErrorCode::bad_dataset, file.path() + ": byte 0: it is " +
                                           (kind == base::FileKind::parquet ? "" : "packed by ") +

@@ -102,10 +102,8 @@ void refuse_other_files(std::string_view text, const std::string& name) {
         .at({Origin::Source::file, name, 0, 0});
   };
   // What is read comes here where it is packed twice.
-  if (const base::FileKind kind = base::kind_of(text); kind != base::FileKind::plain)
-    throw refused("packed, and what comes out is " + std::string(base::name_of(kind)))
-        .help("unpack it once: " + std::string(name.ends_with(".gz") ? "gzip -d '" : "zstd -d '") +
-              name + "'");
+  if (const base::FileKind kind = base::kind_of(text, text); kind != base::FileKind::plain)
+    throw base::packed_within(name, kind, ErrorCode::bad_dataset);
   for (const Kind& kind :
        {Kind{"\xFD\x37zXZ\0"sv, "compressed by xz", "unpack it: xz -dc <"},
         Kind{"BZh"sv, "compressed by bzip2", "unpack it: bunzip2 <"},

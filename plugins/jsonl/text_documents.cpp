@@ -119,6 +119,7 @@ std::unique_ptr<TextPiece> TextPieces::cut(size_t at, bool ends) {
   auto out = std::make_unique<TextPiece>();
   out->file = next_file_ - 1;
   out->rows = rows_;
+  out->packed = file_->packed();
   out->offset = offset_;
   out->in_file = in_file_;
   out->line = line_;
@@ -215,6 +216,9 @@ void each_document(const TextPiece& piece, const DocumentRules& rules, const std
                    const std::function<void(const DocumentPart&)>& take) {
   const std::string_view text = piece.text;
   if (const size_t at = base::first_invalid(text); at < text.size()) {
+    if (const base::FileKind kind = base::kind_of(text);
+        piece.packed && piece.in_file == 0 && kind != base::FileKind::plain)
+      throw base::packed_within(name, kind, ErrorCode::bad_dataset);
     const int64_t line = piece.line + feeds_in(text.substr(0, at));
     throw at_line(name, line, "the text is not UTF-8 at byte " + std::to_string(piece.in_file + at))
         .help(piece.in_file + at < 4 ? "save it as UTF-8 (iconv -f UTF-16 -t UTF-8), or leave the "

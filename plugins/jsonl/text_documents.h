@@ -40,6 +40,7 @@ struct TextPiece {
   uint64_t in_file = 0;  // the same in the text of its file
   int64_t line = 1;
   bool begins = true, ends = true;  // whether its first document begins, its last one ends in it
+  bool packed = false;              // what it was cut from
   int64_t taken = 0;                // bytes of the file itself that were read for it
   std::string text;
 };

@@ -115,6 +115,15 @@ TEST_CASE(
   CHECK(looked(config, int64_t{16} << 20).find("byte 2097152 is 100") != std::string::npos);
 }
 
+TEST_CASE("bytes of Parquet are refused, and a text that begins so is not") {
+  Folder folder;
+  CHECK(failure({.kind = "text", .path = folder.put("a", "PAR1....PAR1"), .seq_len = 2})
+            .find("byte 0: it is Parquet") != std::string::npos);
+  const std::string gene = folder.put("gene.txt", "PAR1 is a gene of a plant.");
+  CHECK(sample(*open_dataset({.kind = "text", .path = gene, .seq_len = 3}), 0) ==
+        std::vector<int64_t>{'P', 'A', 'R', '1'});
+}
+
 TEST_CASE("a .npy file is no token file and no text, and the help says how to make one of it") {
   Folder folder;
   struct Row {

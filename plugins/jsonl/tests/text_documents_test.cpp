@@ -172,6 +172,12 @@ TEST_CASE("what is no text is told with its place") {
         file + ":101: the text is not UTF-8 at byte " + std::to_string(lines.size() + 1));
   CHECK(refused(packed_files::gzip(lines + "x\xC0")).message() ==
         file + ":101: the text is not UTF-8 at byte " + std::to_string(lines.size() + 1));
+  // Packed twice.
+  const Error twice = refused(packed_files::gzip(packed_files::zstd(lines)));
+  CHECK(twice.message() == file + ": the file is packed, and what comes out is zstd");
+  CHECK(twice.helps().size() == 1);
+  CHECK(refused(packed_files::gzip("PAR1\x15\xFF")).message() ==
+        file + ": the file is packed, and what comes out is Parquet");
   // A large file that is no text at all does not wait for its end.
   CHECK(refused(std::string(100'000, '\xFE')).message() ==
         file + ":1: the text is not UTF-8 at byte 0");

@@ -6,14 +6,20 @@
 #include <arrow/io/file.h>
 #include <arrow/memory_pool.h>
 #include <arrow/record_batch.h>
+#include <arrow/status.h>
 #include <arrow/type.h>
+#include <arrow/util/compression.h>
 #include <arrow/util/float16.h>
 #include <arrow/util/formatting.h>
+#include <arrow/util/io_util.h>
+#include <fcntl.h>
 #include <parquet/arrow/reader.h>
 #include <parquet/arrow/schema.h>
+#include <parquet/exception.h>
 #include <parquet/file_reader.h>
+#include <parquet/metadata.h>
 #include <parquet/properties.h>
-#include <unistd.h>
+#include <parquet/types.h>
 
 #include <algorithm>
 #include <boost/json/serialize.hpp>
@@ -24,6 +30,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <new>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -243,6 +250,9 @@ void put(const Array& array, int64_t row, std::string& out) {
   }
 }
 
+// What Arrow's reader throws where it has no status, and puts into one as an error of the disk.
+constexpr std::string_view kNotYet = "Not yet implemented";
+
 std::string first_line(std::string_view text) {
   return std::string(text.substr(0, text.find('\n')));
 }
@@ -283,23 +293,52 @@ class Rows final : public ParquetRows {
       return work();
     } catch (const Error&) {
       throw;
+    } catch (const parquet::ParquetStatusException& error) {
+      throw of_status(error.status());
+    } catch (const std::bad_alloc&) {
+      throw no_memory();
     } catch (const std::exception& error) {
+      if (std::string_view(error.what()).starts_with(kNotYet)) throw not_read(error.what());
       throw damaged(error.what());
     }
   }
   Error refused(const std::string& what) const {
     return Error(code_, path_ + ": " + what).at({Origin::Source::file, path_, 0, 0});
   }
+  std::string place() const {
+    return group_ == 0 ? std::string()
+                       : ", in row group " + std::to_string(group_) + " of " +
+                             std::to_string(reader_->num_row_groups()) + ", behind row " +
+                             std::to_string(read_);
+  }
   Error damaged(const std::string& why) const {
-    const std::string place = group_ == 0 ? std::string()
-                                          : ", in row group " + std::to_string(group_) + " of " +
-                                                std::to_string(reader_->num_row_groups()) +
-                                                ", behind row " + std::to_string(read_);
-    return refused("its Parquet data is damaged" + place + " (" + first_line(why) + ")")
+    return refused("its Parquet data is damaged" + place() + " (" + first_line(why) + ")")
         .help("fetch or write the file again");
   }
+  Error no_memory() const {
+    return refused("no memory is left to read its Parquet data" + place())
+        .help(
+            "a page of each column that is read has to fit: free some memory, or write the file "
+            "again with smaller pages (in pyarrow's write_table data_page_size and "
+            "write_batch_size)");
+  }
+  Error not_read(const std::string& why) const {
+    return refused("its Parquet data is of a kind that is not read" + place() + " (" +
+                   first_line(why) + ")")
+        .help("write the file again with plain settings, as pyarrow's write_table has them");
+  }
+  // What is wrong within the data is an error of the disk to Arrow too, but without a number.
+  Error of_status(const arrow::Status& status) const {
+    if (status.IsOutOfMemory()) return no_memory();
+    if (const int number = arrow::internal::ErrnoFromStatus(status); number != 0)
+      return refused("cannot be read" + place() + ": " + std::strerror(number))
+          .help("see whether the disk or the network behind it is well, and start again");
+    if (status.IsNotImplemented() || status.message().starts_with(kNotYet))
+      return not_read(status.message());
+    return damaged(status.message());
+  }
   void check(const arrow::Status& status) const {
-    if (!status.ok()) throw damaged(status.message());
+    if (!status.ok()) throw of_status(status);
   }
   template <class T>
   T checked(arrow::Result<T> result) const {
@@ -307,7 +346,7 @@ class Rows final : public ParquetRows {
     return *std::move(result);
   }
   void open(int fd) {
-    const int own = ::dup(fd);  // Arrow closes it
+    const int own = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);  // Arrow closes it
     if (own < 0) throw refused(std::string("cannot be opened: ") + std::strerror(errno));
     arrow::MemoryPool* const pool = arrow::system_memory_pool();
     auto file = checked(arrow::io::ReadableFile::Open(own, pool));
@@ -353,10 +392,28 @@ class Rows final : public ParquetRows {
             .help(
                 "strings, numbers, bools, dates, timestamps, and lists and structs of them are "
                 "read: write the file again with such a column, or without it");
+      if (std::find(names_.begin(), names_.end(), name) != names_.end())
+        throw refused("it has two columns of the name \"" + name + "\"")
+            .key(columns.key)
+            .help("write the file again with another name for one of them");
       names_.push_back(name);
       add_leaves(field);
     }
     if (leaves_.empty()) throw refused("it has no columns").help("fetch or write the file again");
+    check_codecs();
+  }
+
+  void check_codecs() const {
+    const auto all = reader_->parquet_reader()->metadata();
+    for (int group = 0; group < all->num_row_groups(); ++group) {
+      const auto some = all->RowGroup(group);
+      for (const int leaf : leaves_)
+        if (const auto codec = some->ColumnChunk(leaf)->compression();
+            !parquet::IsCodecSupported(codec) || !arrow::util::Codec::IsAvailable(codec))
+          throw refused("its columns are packed by " + arrow::util::Codec::GetCodecAsString(codec) +
+                        ", which is not read")
+              .help("write the file again with the compression zstd, snappy or gzip");
+    }
   }
 
   void add_leaves(const parquet::arrow::SchemaField& field) {
@@ -364,16 +421,26 @@ class Rows final : public ParquetRows {
     for (const auto& child : field.children) add_leaves(child);
   }
 
-  // The lines of the next batch; false: there is none.
+  // Some lines more; false: there are none.
   bool next_lines() {
+    if (lines_.capacity() > 2 * kSome) lines_ = {};
     lines_.clear();
     at_ = 0;
+    if (row_ == batch_rows_ && !next_batch()) return false;
+    put_lines();
+    return true;
+  }
+
+  bool next_batch() {
     for (;;) {
       if (!batches_ && !next_group()) return false;
       std::shared_ptr<arrow::RecordBatch> batch;
       check(batches_->ReadNext(&batch));
       if (batch && batch->num_rows() > 0) {
-        put_lines(*batch);
+        columns_ = batch->columns();
+        if (columns_.size() != names_.size()) throw damaged("columns are missing");
+        row_ = batch_bytes_ = 0;
+        batch_rows_ = batch->num_rows();
         return true;
       }
       if (batch) continue;
@@ -386,32 +453,36 @@ class Rows final : public ParquetRows {
 
   bool next_group() {
     if (group_ == reader_->num_row_groups()) return false;
-    const auto group = reader_->parquet_reader()->metadata()->RowGroup(group_);
-    const int64_t rows = std::max<int64_t>(group->num_rows(), 1);
-    constexpr int64_t kSome = int64_t{4} << 20, kMostRows = 4096;
-    reader_->set_batch_size(std::clamp<int64_t>(
-        kSome / std::max<int64_t>(group->total_byte_size() / rows, 1), 1, kMostRows));
-    group_end_ = read_ + group->num_rows();
+    group_end_ = read_ + reader_->parquet_reader()->metadata()->RowGroup(group_)->num_rows();
+    reader_->set_batch_size(some_rows_);
     batches_ = checked(reader_->GetRecordBatchReader({group_++}, leaves_));
     return true;
   }
 
-  void put_lines(const arrow::RecordBatch& batch) {
-    const std::vector<std::shared_ptr<Array>> columns = batch.columns();
-    if (columns.size() != names_.size()) throw damaged("columns are missing");
-    for (int64_t row = 0; row < batch.num_rows(); ++row) {
+  void put_lines() {
+    for (; row_ < batch_rows_ && lines_.size() < kSome; ++row_, ++read_) {
       put_members(
-          static_cast<int>(columns.size()),
+          static_cast<int>(columns_.size()),
           [&](int i) {
             const auto at = static_cast<size_t>(i);
             return std::pair<const std::string&, const std::shared_ptr<Array>&>(names_[at],
-                                                                                columns[at]);
+                                                                                columns_[at]);
           },
-          row, lines_);
+          row_, lines_);
       lines_ += '\n';
     }
-    read_ += batch.num_rows();
+    batch_bytes_ += std::ssize(lines_);
+    if (row_ < batch_rows_) return;
+    // What a file says of its bytes is what they are packed to, of a text that comes a thousand
+    // times once: what came out says how many rows are some. Arrow asks for the number each time.
+    const int64_t fit = int64_t{kSome} * batch_rows_ / batch_bytes_;
+    some_rows_ = std::clamp<int64_t>(fit, 1, std::min(4 * some_rows_, kMostRows));
+    reader_->set_batch_size(some_rows_);
+    columns_.clear();
   }
+
+  static constexpr size_t kSome = size_t{4} << 20;  // bytes of lines at a time
+  static constexpr int64_t kMostRows = 256;         // the next ones may be a thousand times as long
 
   std::string path_;
   ErrorCode code_;
@@ -423,6 +494,9 @@ class Rows final : public ParquetRows {
   std::vector<int> leaves_;         // what they are in the file
   std::unique_ptr<parquet::arrow::FileReader> reader_;
   std::unique_ptr<arrow::RecordBatchReader> batches_;
+  std::vector<std::shared_ptr<Array>> columns_;  // of the batch whose rows become lines
+  int64_t row_ = 0, batch_rows_ = 0, batch_bytes_ = 0;
+  int64_t some_rows_ = 16;  // of the next batch
   std::string lines_;
   size_t at_ = 0;  // what of them was handed out
 };

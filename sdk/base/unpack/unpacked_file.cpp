@@ -16,6 +16,7 @@
 
 #include "sdk/base/beside.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/shell_word.h"
 #include "sdk/base/unpack/parquet_rows.h"
 
 namespace meshwright::base {
@@ -24,6 +25,14 @@ std::string_view unpacked_name(std::string_view path) {
   for (const std::string_view end : {".gz", ".zst", ".zstd"})
     if (path.ends_with(end)) return path.substr(0, path.size() - end.size());
   return path;
+}
+
+Error packed_within(const std::string& path, FileKind kind, ErrorCode code) {
+  return Error(code,
+               path + ": the file is packed, and what comes out is " + std::string(name_of(kind)))
+      .at({Origin::Source::file, path, 0, 0})
+      .help("unpack it once: " + std::string(path.ends_with(".gz") ? "gzip -d " : "zstd -d ") +
+            text::shell_word(path));
 }
 
 namespace {
@@ -48,9 +57,11 @@ OpenParquet open_parquet(const std::string& path, ErrorCode code) {
         .at({Origin::Source::file, path, 0, 0});
   };
   const std::string convert =
-      "or write it as JSON lines (pip install pyarrow): python3 -c \"import json, "
-      "pyarrow.parquet as p; [print(json.dumps(r, default=str)) for r in p.read_table('" +
-      path + "').to_pylist()]\" > rows.jsonl";
+      "or write it as JSON lines (pip install pyarrow): python3 -c 'import json, sys, "
+      "pyarrow.parquet as p; full = lambda o: {k: v for k, v in o.items() if v is not None}; "
+      "[print(json.dumps(json.loads(json.dumps(r, default=str), object_hook=full))) for b in "
+      "p.ParquetFile(sys.argv[1]).iter_batches() for r in b.to_pylist()]' " +
+      text::shell_word(path) + " > rows.jsonl";
   if (!std::filesystem::exists(library))
     throw refused("the part that reads it is not in this build (" + library.string() +
                   " is not there)")
@@ -96,7 +107,8 @@ struct UnpackedFile::Parts {
       : path(name), code(wanted), file(name) {
     if (!file.is_open() || !file.problem().empty()) throw Error(code, path + ": " + file.problem());
     fill();
-    const FileKind begun = kind = kind_of({piece.data(), end});
+    const FileKind begun = kind_of({piece.data(), end});
+    kind = kind_of({piece.data(), end}, last_bytes());
     if (kind == FileKind::plain && is_packed_name(path))
       kind = path.ends_with(".gz") ? FileKind::gzip : FileKind::zstd;
     if (kind == FileKind::plain && is_parquet_name(path)) kind = FileKind::parquet;
@@ -117,6 +129,14 @@ struct UnpackedFile::Parts {
       throw Error(code, path + ": no memory is left to unpack it");
   }
 
+  std::string last_bytes() const {
+    std::string out(4, '\0');
+    const auto size = static_cast<off_t>(out.size());
+    const ssize_t got =
+        ::pread(file.fd(), out.data(), out.size(), std::max(file.size() - size, off_t{0}));
+    out.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+    return out;
+  }
   int64_t place() const { return before + static_cast<int64_t>(at); }
   Error damaged(const std::string& what) const {
     return Error(code, path + ": " + what + " at byte " + std::to_string(place()))

@@ -14,12 +14,17 @@
 namespace meshwright::base {
 
 enum class FileKind : uint8_t { plain, gzip, zstd, parquet };
-// What a file is by its first bytes: no text in UTF-8 begins like packed data, and none of rows
-// like Parquet.
+// What a file is by its first bytes: no text in UTF-8 begins like packed data. One may begin like
+// Parquet, which has the same four bytes at its end.
 constexpr FileKind kind_of(std::string_view begin) {
   if (begin.starts_with("\x1F\x8B")) return FileKind::gzip;
   if (begin.starts_with("\x28\xB5\x2F\xFD")) return FileKind::zstd;
   return begin.starts_with("PAR1") ? FileKind::parquet : FileKind::plain;
+}
+// The same by its last bytes too.
+constexpr FileKind kind_of(std::string_view begin, std::string_view end) {
+  const FileKind kind = kind_of(begin);
+  return kind == FileKind::parquet && !end.ends_with("PAR1") ? FileKind::plain : kind;
 }
 // "gzip"; of a plain file "".
 constexpr std::string_view name_of(FileKind kind) {
@@ -42,6 +47,9 @@ inline bool is_packed_name(std::string_view path) { return unpacked_name(path) !
 
 inline bool is_parquet_name(std::string_view path) { return path.ends_with(".parquet"); }
 
+// For what came out of a packed file and is no text: it is of that kind.
+Error packed_within(const std::string& path, FileKind kind, ErrorCode code);
+
 // Which columns of a Parquet file are read.
 struct Columns {
   // A column, or a path into one, "data.question".
@@ -55,16 +63,17 @@ struct Columns {
 };
 
 // In memory lie one piece of the file and what the format itself looks back at, 128 MiB at most,
-// however much comes out. Of Parquet it is some rows, and of these what a page of each column
-// holds; what comes out are JSON lines, an object for each row, so that row N, from 1 on, is line
-// N. Numbers, strings and dates are its members, lists and objects what nested columns become, and
-// what is null is left out. Of one thread at a time.
+// however much comes out. Of Parquet it is up to 256 rows, fewer where they are long, and a page
+// and the dictionary of each column, however large its writer made them. What comes out are JSON
+// lines, an object for each row, so that row N, from 1 on, is line N. Numbers, strings and dates
+// are its members, lists and objects what nested columns become, and what is null is left out. Of
+// one thread at a time.
 class UnpackedFile {
  public:
-  // What it is, its first bytes say. A name that ends in .gz, .zst or .parquet wants what it
-  // promises. Throws Error(`code`) naming the file: it cannot be read, it has such a name and is
-  // empty, it is Parquet and nothing here reads that, or it has no such columns, or those of
-  // another type.
+  // What it is, its first bytes say, of Parquet its last ones too. A name that ends in .gz, .zst or
+  // .parquet wants what it promises. Throws Error(`code`) naming the file: it cannot be read, it
+  // has such a name and is empty, it is Parquet and nothing here reads that, or it has no such
+  // columns, or those of another type.
   UnpackedFile(const std::string& path, ErrorCode code, const Columns& columns = {});
   UnpackedFile(UnpackedFile&&) noexcept;
   UnpackedFile& operator=(UnpackedFile&&) noexcept;

@@ -27,6 +27,7 @@ struct Piece {
   int64_t taken = 0;
   bool last = false;  // of its file
   Documents documents = Documents::files;
+  bool parquet = false;
   std::unique_ptr<PieceWork> work;
   int64_t met = 0;  // documents
 };
@@ -63,6 +64,7 @@ class FilePieces {
     out->at = at_;
     out->line = line_;
     out->documents = documents_;
+    out->parquet = file_.kind() == base::FileKind::parquet;
     out->mapped = mapped_;
     out->last = at_end_ && size == rest_.size();
     if (mapped_) {
@@ -132,9 +134,13 @@ class Reader {
   void read(Piece& piece) const {
     const std::string_view text = piece.text;
     if (piece.mapped) piece.mapped->check_size();
-    if (const size_t at = first_invalid(text); at < text.size())
+    if (const size_t at = first_invalid(text); at < text.size()) {
+      if (const base::FileKind kind = base::kind_of(text);
+          !piece.mapped && piece.at == 0 && kind != base::FileKind::plain)
+        throw base::packed_within(*piece.path, kind, ErrorCode::bad_dataset);
       throw damaged(piece, at, "the text is not UTF-8")
           .help("save it as UTF-8, or leave the file out");
+    }
     if (piece.documents == Documents::files)
       return hand(piece, {text, piece.at == 0, piece.last, *piece.path, piece.at});
     for (size_t at = 0, end; at < text.size(); at = end + 1) {
@@ -158,9 +164,13 @@ class Reader {
 
   std::string json_text(const Piece& piece, std::string_view line, size_t at) const {
     auto refuse = [&](const std::string& what, size_t place) {
-      return damaged(piece, at + place,
-                     "line " + std::to_string(piece.line + feeds_in(piece.text.substr(0, at))) +
-                         " " + what)
+      const std::string number =
+          std::to_string(piece.line + feeds_in(piece.text.substr(0, at))) + " ";
+      if (piece.parquet)
+        return Error(ErrorCode::bad_dataset, *piece.path + ": row " + number + what)
+            .help("write the file again without the rows whose \"" + options_.text_key +
+                  "\" is null or no string; --text-key names another column");
+      return damaged(piece, at + place, "line " + number + what)
           .help("every line is a JSON object whose \"" + options_.text_key +
                 "\" is a string; --text-key names another field")
           .help("--documents file takes the files as they are");

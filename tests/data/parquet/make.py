@@ -64,6 +64,12 @@ for compression in ("none", "snappy", "gzip", "zstd", "brotli", "lz4"):
     write(f"texts_{compression}", rows, schema, row_group_size=25, compression=compression, write_page_checksum=True)
 write_lines("texts", [{"content": row["content"]} for row in rows])
 
+# Long texts that are packed to little: 200 MB, and one of 64 MB. Two columns of one name.
+schema = pa.schema([("text", pa.string())])
+write("repeated", [{"text": "long " * 20_000}] * 2000, schema, compression="zstd")
+write("long", [{"text": "a" * 64_000_000}], schema, compression="zstd", compression_level=19, use_dictionary=False, write_statistics=False)
+pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), folder / "twice.parquet")
+
 # Chats as Hugging Face has them: all messages have all members, of which most are null.
 call = pa.struct([("type", pa.string()), ("function", pa.struct([("name", pa.string()), ("arguments", pa.string())]))])
 schema = pa.schema([("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.list_(call))]))),

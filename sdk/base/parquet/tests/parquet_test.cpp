@@ -1,6 +1,8 @@
 // What Parquet becomes, held against the same rows as JSON lines (tests/data/parquet/make.py), and
 // what is said of files that are damaged or have other columns.
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +14,7 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "sdk/base/files/foreign_file.h"
@@ -123,6 +126,101 @@ TEST_CASE("columns of Parquet that are absent, or of a type that is not read") {
   CHECK(refusal(path, {{{"tags"}}, "k", "h"})
             .message()
             .starts_with(path + ": column \"tags\" is of type map<string, string"));
+}
+
+TEST_CASE("two columns of one name in Parquet are refused") {
+  const std::string path = kData + "twice.parquet";
+  const Error twice = refusal(path, {{{"text"}}, "k", "h"});
+  CHECK(twice.message() == path + ": it has two columns of the name \"text\"");
+  CHECK(twice.key() == "k");
+}
+
+// Of this process in bytes, from /proc: "VmHWM:", "VmSize:".
+int64_t memory(const std::string& what) {
+  std::ifstream in("/proc/self/status");
+  int64_t kib = 0;
+  for (std::string word; in >> word;)
+    if (word == what) in >> kib;
+  return kib << 10;
+}
+
+TEST_CASE(
+    "long texts of Parquet lie in memory a few at a time, however little they are packed to") {
+  UnpackedFile file(kData + "repeated.parquet", ErrorCode::bad_dataset, {{{"text"}}});
+  std::string room(1 << 20, '\0');
+  const int64_t before = memory("VmHWM:");
+  REQUIRE(before > 0);
+  int64_t bytes = 0, rows = 0;
+  for (size_t got = room.size(); got == room.size();) {
+    got = file.read(room);
+    bytes += static_cast<int64_t>(got);
+    rows += std::count(room.begin(), room.begin() + static_cast<ptrdiff_t>(got), '\n');
+  }
+  CHECK(rows == 2000);
+  CHECK(bytes == 2000 * (100'000 + std::ssize(std::string("{\"text\":\"\"}\n"))));
+  const int64_t grown = memory("VmHWM:") - before;
+  CAPTURE(grown);
+  CHECK(grown < int64_t{48} << 20);
+}
+
+TEST_CASE("want of memory, a disk that fails and what packs columns are told as what they are") {
+  auto said = [](UnpackedFile& file) {
+    std::string room(1 << 20, '\0');
+    try {
+      while (file.read(room) == room.size()) {
+      }
+    } catch (const Error& error) {
+      CHECK_FALSE(error.helps().empty());
+      return error.message();
+    }
+    return std::string("nothing");
+  };
+  const std::string path = kData + "long.parquet";
+  {
+    UnpackedFile file(path, ErrorCode::bad_dataset, {{{"text"}}});
+    rlimit limit{};
+    REQUIRE(::getrlimit(RLIMIT_AS, &limit) == 0);
+    const rlimit tight{static_cast<rlim_t>(memory("VmSize:") + (32 << 20)), limit.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_AS, &tight) == 0);
+    const std::string found = said(file);
+    REQUIRE(::setrlimit(RLIMIT_AS, &limit) == 0);
+    CHECK(found ==
+          path + ": no memory is left to read its Parquet data, in row group 1 of 1, behind row 0");
+  }
+  {
+    UnpackedFile file(path, ErrorCode::bad_dataset, {{{"text"}}});
+    const int folder = ::open(kData.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    REQUIRE(folder >= 0);
+    std::error_code failed;
+    int taken = 0;
+    for (int fd = 3; fd < 256; ++fd) {
+      if (fs::read_symlink("/proc/self/fd/" + std::to_string(fd), failed) != path) continue;
+      // Arrow's own does not go to processes that others start meanwhile.
+      CHECK((::fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
+      REQUIRE(::dup2(folder, fd) == fd);
+      ++taken;
+    }
+    ::close(folder);
+    CHECK(taken == 2);
+    CHECK(said(file) ==
+          path + ": cannot be read, in row group 1 of 1, behind row 0: Is a directory");
+  }
+  // The codec is a field of each column's description: 6, zstd, becomes 3, LZO.
+  std::string changed = meshwright::base::read_file(path);
+  size_t found = 0;
+  for (size_t at = changed.rfind(std::string("\x15\x0C")); at != std::string::npos && found == 0;
+       at = at == 0 ? std::string::npos : changed.rfind("\x15\x0C", at - 1)) {
+    std::string other = changed;
+    other[at + 1] = '\x06';
+    const TemporaryFile file(other);
+    try {
+      UnpackedFile(file.path(), ErrorCode::bad_dataset, {{{"text"}}});
+    } catch (const Error& error) {
+      found +=
+          error.message() == file.path() + ": its columns are packed by lzo, which is not read";
+    }
+  }
+  CHECK(found == 1);
 }
 
 TEST_CASE("Parquet that is cut or changed is told, and never more than that") {

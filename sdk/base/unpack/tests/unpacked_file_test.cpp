@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "packed.h"
+#include "sdk/base/shell_word.h"
 
 namespace unpacked_file_test {
 
@@ -149,6 +150,31 @@ TEST_CASE("a bomb comes out in pieces") {
   int64_t all = 0;
   for (size_t got; (got = bomb.read(room)) > 0;) all += static_cast<int64_t>(got);
   CHECK(all == 200'000'000);
+}
+
+TEST_CASE("a text may begin as Parquet does") {
+  const std::string text = "PAR1 is a gene of a plant.\n";
+  CHECK(unpacked(".txt", text) == text);
+  CHECK(unpacked(".txt", "PAR1 was found before PAR2") == "PAR1 was found before PAR2");
+  // One that is named so is told what is wrong with it.
+  CHECK(refusal(".parquet", text) != "nothing");
+  CHECK(refusal(".txt", "PAR1....PAR1") != "nothing");
+}
+
+TEST_CASE("the command that makes rows of Parquet is one whatever the file's name is") {
+  const TemporaryFile file("it's $(x) `y` \"z.parquet", "PAR1....PAR1");
+  try {
+    UnpackedFile reading(file.path(), ErrorCode::bad_dataset);
+    FAIL("it is read");
+  } catch (const Error& error) {
+    // Only where the part is not there.
+    for (const std::string& help : error.helps())
+      if (help.find("python3") != std::string::npos)
+        CHECK(help.ends_with(" " + meshwright::text::shell_word(file.path()) + " > rows.jsonl"));
+  }
+  CHECK(meshwright::text::shell_word("a/b-1.parquet") == "a/b-1.parquet");
+  CHECK(meshwright::text::shell_word("it's $x") == "'it'\\''s $x'");
+  CHECK(meshwright::text::shell_word("") == "''");
 }
 
 TEST_CASE("names without what packs them") {

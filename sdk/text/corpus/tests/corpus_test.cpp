@@ -255,6 +255,16 @@ TEST_CASE("Parquet is rows, whatever documents are, where there is what reads it
   CorpusOptions options{.documents = Documents::json_lines, .text_key = "content", .piece = 500};
   const std::vector<int64_t> expected = all_of(tokenizer, {data + "texts.jsonl"}, options);
   CHECK(expected.size() > 300);
+  if (fs::exists(beside_sdk("libmeshwright_parquet.so"))) {
+    try {
+      all_of(tokenizer, {data + "types.parquet"}, {.piece = 500});
+      FAIL("a row has no text");
+    } catch (const Error& error) {
+      CHECK(error.message() == data + "types.parquet: row 5 has no string \"text\"");
+      REQUIRE(error.helps().size() == 1);
+      CHECK(error.helps()[0].find("--documents") == std::string::npos);
+    }
+  }
   try {
     for (const Documents documents : {Documents::json_lines, Documents::files}) {
       options.documents = documents;
@@ -284,7 +294,9 @@ TEST_CASE(
               broken = folder.put("broken.jsonl", "{\"text\": \"a\"}\n{\"text\": \n"),
               empty = folder.put("empty.txt", ""),
               packed = folder.put("rows.jsonl.gz",
-                                  packed_files::gzip("{\"text\": \"a\"}\n\n{\"text\": 3}\n"));
+                                  packed_files::gzip("{\"text\": \"a\"}\n\n{\"text\": 3}\n")),
+              twice = folder.put("twice.txt.gz", packed_files::gzip(packed_files::gzip("a"))),
+              within = folder.put("a.parquet.gz", packed_files::gzip("PAR1\x15\xFF"));
   struct Row {
     std::vector<std::string> files;
     Documents documents;
@@ -295,6 +307,10 @@ TEST_CASE(
         Row{{good, bad, worse}, Documents::lines, bad + ": the text is not UTF-8 at byte 3002"},
         Row{{rows}, Documents::json_lines, rows + ": line 3 has no string \"text\" at byte 15"},
         Row{{packed}, Documents::json_lines, packed + ": line 3 has no string \"text\" at byte 15"},
+        Row{{twice}, Documents::files, twice + ": the file is packed, and what comes out is gzip"},
+        Row{{within},
+            Documents::json_lines,
+            within + ": the file is packed, and what comes out is Parquet"},
         Row{{broken}, Documents::json_lines, broken + ": line 2 is not valid JSON"},
         Row{{good, empty}, Documents::files, empty},
         Row{{(folder.path / "nowhere").string()}, Documents::files, "nowhere"}})
