@@ -26,20 +26,9 @@ constexpr TrainerArgs kAxolotlArgs = {.program = "axolotl",
                                       .dropout = 0};
 
 void axolotl_model(Migrator& m) {
-  Leaf *base = m.take("base_model"), *words = m.take("tokenizer_config"),
-       *look = m.take("chat_template");
-  if (is_text(base))
+  if (Leaf* base = m.take("base_model"); is_text(base))
     m.set("model.pretrained", Value(local_folder(base->value.text)), *base,
           download(base->value.text));
-  if (is_text(words))
-    m.set("dataset.jsonl.tokenizer", Value(local_folder(words->value.text)), *words,
-          download(words->value.text));
-  if (is_text(look) && text::normal(look->value.text) == "chatml")
-    m.set("dataset.jsonl.chat_template", Value("chatml"), *look);
-  else if (is_said(look) && text::normal(look->value.text) != "tokenizer_default")
-    m.left(*look,
-           "axolotl's own template of that name; the folder's counts here, or the file that "
-           "dataset.jsonl.chat_template names");
 }
 
 // What it trains on where that is not the next token of text.
@@ -171,34 +160,53 @@ bool axolotl_sets(Migrator& m, const std::string& table, const Leaf& list, bool 
   if (std::ranges::none_of(sets, &DataSet::text)) return local;
   m.set(table + ".text.packing", Value(packs.packing), packs.from != nullptr ? *packs.from : list,
         packs.why);
-  if (const Leaf* words = m.find("tokenizer_config"); is_text(words) && table == "dataset")
-    m.set("dataset.tokenizer", Value(local_folder(words->value.text)), *words,
+  // Texts of the validation are read by the tokenizer of [dataset] where that has one.
+  if (const Leaf* words = m.find("tokenizer_config");
+      is_text(words) && !m.is_set("dataset.tokenizer"))
+    m.set(table + ".tokenizer", Value(local_folder(words->value.text)), *words,
           download(words->value.text));
   return local;
 }
 
-void axolotl_rows(Migrator& m, const Leaf* packs, const Leaf* in_order, const Leaf* inputs) {
-  const std::string own = "dataset.jsonl.";
-  Leaf* longer = m.take("excess_length_strategy");
-  if (is_true(inputs))
-    m.set(own + "train_on", Value("all"), *inputs);
-  else if (is_false(inputs))
-    m.set(own + "train_on", Value("assistant"), *inputs);
-  if (is_true(packs)) {
-    const bool ordered = is_true(in_order);
-    m.set(own + "packing", Value(ordered ? "sequential" : "bfd"), *packs,
-          ordered ? "" : "the first pack with room there, the fullest here");
-  } else {
-    m.assume(own + "packing", Value("none"), "one row a sample without sample_packing");
+// How the rows of these tables are read.
+void axolotl_rows(Migrator& m, const std::vector<std::string>& tables, const Leaf* packs,
+                  const Leaf* in_order, const Leaf* inputs) {
+  Leaf *longer = m.take("excess_length_strategy"), *words = m.take("tokenizer_config"),
+       *look = m.take("chat_template");
+  const std::string template_name = is_text(look) ? text::normal(look->value.text) : "",
+                    kept = is_text(longer) ? text::normal(longer->value.text) : "drop";
+  for (const std::string& table : tables) {
+    const std::string own = table + ".jsonl.";
+    const Leaf* packed = packs;
+    if (table == "validation_dataset")
+      if (const Leaf* apart = m.take("eval_sample_packing"); is_said(apart)) packed = apart;
+    if (is_text(words))
+      m.set(own + "tokenizer", Value(local_folder(words->value.text)), *words,
+            download(words->value.text));
+    if (template_name == "chatml") m.set(own + "chat_template", Value("chatml"), *look);
+    if (is_true(inputs))
+      m.set(own + "train_on", Value("all"), *inputs);
+    else if (is_false(inputs))
+      m.set(own + "train_on", Value("assistant"), *inputs);
+    if (is_true(packed)) {
+      const bool ordered = is_true(in_order);
+      m.set(own + "packing", Value(ordered ? "sequential" : "bfd"), *packed,
+            ordered ? "" : "the first pack with room there, the fullest here");
+    } else {
+      m.assume(own + "packing", Value("none"), "one row a sample without sample_packing");
+    }
+    if (kept == "truncate")
+      m.set(own + "truncate", Value("right"), *longer);
+    else if (kept == "drop" && longer != nullptr)
+      m.set(own + "truncate", Value("drop"), *longer);
+    else
+      m.assume(own + "truncate", Value("drop"), "axolotl's default");
   }
-  const std::string kept = is_text(longer) ? text::normal(longer->value.text) : "drop";
-  if (kept == "truncate")
-    m.set(own + "truncate", Value("right"), *longer);
-  else if (kept == "drop" && longer != nullptr)
-    m.set(own + "truncate", Value("drop"), *longer);
-  else
-    m.assume(own + "truncate", Value("drop"), "axolotl's default");
   if (kept == "raise") m.left(*longer, "see dataset.jsonl.truncate: right, left or drop");
+  if (is_said(look) && template_name != "chatml" && template_name != "tokenizer_default")
+    m.left(*look,
+           "axolotl's own template of that name; the folder's counts here, or the file that "
+           "dataset.jsonl.chat_template names");
 }
 
 void axolotl_data(Migrator& m) {
@@ -230,16 +238,27 @@ void axolotl_data(Migrator& m) {
                   packs},
                  together);
   }
-  if (is_said(tests))
+  if (is_said(tests)) {
     axolotl_sets(
         m, "validation_dataset", *tests, false, pieces,
         "a loss of its own here, and validation_loss is their mean; there all are one set");
+    if (const Leaf* length = m.find("sequence_len"); is_integer(length))
+      m.assume("validation_dataset.seq_len", length->value, "as the data that train");
+  }
   if (is_number(share) && as_number(share->value) == 0) share->used = true;
   // Of texts alone the options of rows say nothing.
+  std::vector<std::string> of_rows;
   if (m.is_set("dataset.plugin") || !(is_said(sets) || is_said(stream)))
-    axolotl_rows(m, packs, in_order, inputs);
-  else if (is_said(inputs))
-    m.left(*inputs, "all of a text is learnt, there, too");
+    of_rows.emplace_back("dataset");
+  if (m.is_set("validation_dataset.plugin")) of_rows.emplace_back("validation_dataset");
+  if (!of_rows.empty()) {
+    axolotl_rows(m, of_rows, packs, in_order, inputs);
+  } else {
+    m.drop({"tokenizer_config"});
+    if (is_said(inputs)) m.left(*inputs, "all of a text is learnt, there, too");
+    if (Leaf* look = m.take("chat_template"); is_said(look))
+      m.left(*look, "texts have no turns, there, too");
+  }
   if (is_false(mixed))
     m.left(*mixed,
            "it is about whole files; rows are drawn in random order there, and here unless "

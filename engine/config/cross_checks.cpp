@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -79,14 +80,54 @@ template <int which>
 bool reads_files(const Config& config) {
   return has_plugin<which>(config) || choice(config, kData<which>, "kind") != "mock";
 }
-template <int which>
-bool reads_tokens(const Config& config) {
-  return has_plugin<which>(config) || choice(config, kData<which>, "kind") == "tokens";
+// Whether any source of the table's list, or the table itself where it has none, is such a one.
+// `unknown`: the answer where check_sources() says what is wrong with the list.
+bool any_source(const Config& config, const std::string& table, bool (*is_such)(const Options&),
+                bool unknown) {
+  try {
+    const std::vector<NamedSource> sources = named_sources(config, table);
+    return sources.empty() ? is_such(config.table(table))
+                           : std::ranges::any_of(sources, is_such, &NamedSource::options);
+  } catch (const Error&) {
+    return unknown;
+  }
 }
-
+bool is_of_tokens(const Options& data) {
+  return !data.is_set("plugin") && data.get_string("kind") == "tokens";
+}
+bool is_of_text(const Options& data) {
+  return !data.is_set("plugin") && data.get_string("kind") == "text";
+}
 template <int which>
-bool reads_text(const Config& config) {
-  return has_plugin<which>(config) || choice(config, kData<which>, "kind") == "text";
+bool has_tokens(const Config& config) {
+  return any_source(config, kData<which>, is_of_tokens, true);
+}
+bool asks_for_tokenizer(const Options& data) {
+  return is_of_text(data) && !data.is_set("tokenizer");
+}
+// dataset.tokenizer is also that of validation texts which say no other one.
+template <int which>
+bool has_text(const Config& config) {
+  return any_source(config, kData<which>, is_of_text, true) ||
+         (which == 0 && names_data(config, kData<1>) &&
+          any_source(config, kData<1>, asks_for_tokenizer, true));
+}
+// Beside a plugin in the table itself another rule speaks, and sources of a mix may still differ.
+template <int which>
+bool may_have_tokens(const Config& config) {
+  return has_plugin<which>(config) || has_tokens<which>(config);
+}
+template <int which>
+bool may_have_text(const Config& config) {
+  return has_plugin<which>(config) || has_text<which>(config);
+}
+template <int which>
+bool no_plugin_or_tokens(const Config& config) {
+  return has_no_plugin<which>(config) || has_tokens<which>(config);
+}
+template <int which>
+bool no_plugin_or_text(const Config& config) {
+  return has_no_plugin<which>(config) || has_text<which>(config);
 }
 
 constexpr const char* kNoFloat16 = "unless distributed.mp_policy.param_dtype is float16";
@@ -119,17 +160,19 @@ constexpr Rule kRules[] = {
     {"lora", "base_sharding", adapts, kR0},
     {"lr_scheduler", "min_lr", decays, "with lr_scheduler.lr_decay_style = \"constant\""},
     {"dataset", "path", reads_files<0>, "with dataset.kind = \"mock\""},
-    {"dataset", "dtype", reads_tokens<0>, "unless dataset.kind = \"tokens\""},
-    {"dataset", "tokenizer", reads_text<0>, "unless dataset.kind = \"text\""},
+    {"dataset", "dtype", may_have_tokens<0>, "unless dataset.kind = \"tokens\""},
+    {"dataset", "tokenizer", may_have_text<0>, "unless dataset.kind = \"text\""},
     {"dataset", "kind", has_no_plugin<0>, "with dataset.plugin"},
-    {"dataset", "tokenizer", has_no_plugin<0>, "with dataset.plugin"},
-    {"dataset", "dtype", has_no_plugin<0>, "with dataset.plugin"},
+    {"dataset", "tokenizer", no_plugin_or_text<0>, "with dataset.plugin"},
+    {"dataset", "dtype", no_plugin_or_tokens<0>, "with dataset.plugin"},
     {"validation_dataset", "path", reads_files<1>, "with validation_dataset.kind = \"mock\""},
-    {"validation_dataset", "dtype", reads_tokens<1>, "unless validation_dataset.kind = \"tokens\""},
-    {"validation_dataset", "tokenizer", reads_text<1>, "unless validation_dataset.kind = \"text\""},
+    {"validation_dataset", "dtype", may_have_tokens<1>,
+     "unless validation_dataset.kind = \"tokens\""},
+    {"validation_dataset", "tokenizer", may_have_text<1>,
+     "unless validation_dataset.kind = \"text\""},
     {"validation_dataset", "kind", has_no_plugin<1>, "with validation_dataset.plugin"},
-    {"validation_dataset", "tokenizer", has_no_plugin<1>, "with validation_dataset.plugin"},
-    {"validation_dataset", "dtype", has_no_plugin<1>, "with validation_dataset.plugin"},
+    {"validation_dataset", "tokenizer", no_plugin_or_text<1>, "with validation_dataset.plugin"},
+    {"validation_dataset", "dtype", no_plugin_or_tokens<1>, "with validation_dataset.plugin"},
     {"distributed", "tp_plan", with_tp, kTp1},
     {"distributed", "enable_async_tensor_parallel", with_tp, kTp1},
     {"distributed", "activation_checkpointing_scope", recomputes,
@@ -270,16 +313,28 @@ void tell_without_effect(const Options& table, std::string_view key, const std::
   }
 }
 
+// Whether texts may be read by the tokenizer of a model's folder that cannot be read, or not yet.
+bool awaits_tokenizer(const Config& config, const std::string& table) {
+  const Options& model = config.table("model");
+  if (!model.is_set("pretrained") || config.table("dataset").is_set("tokenizer") ||
+      !names_data(config, table) || !any_source(config, table, asks_for_tokenizer, true))
+    return false;
+  std::error_code failed;
+  std::filesystem::directory_iterator(model.get_string("pretrained"), failed);
+  return static_cast<bool>(failed);
+}
+
 // The same of tables of kinds of data that nothing is read by: texts without a tokenizer are bytes.
 void tell_idle_data(const Config& config, const PluginSchemas& plugins, Diagnostics& diagnostics) {
   for (const PluginSchemas::Component& one : plugins.components) {
     const std::string table = one.schema.table.substr(0, one.schema.table.find('.')),
                       name = one.schema.table.substr(table.size() + 1);
     if (one.active || table == "model") continue;
+    const bool texts = name == kTextComponent;
+    if (texts && awaits_tokenizer(config, table)) continue;
     tell_without_effect(config.table(one.schema.table), "*",
-                        name == kTextComponent
-                            ? "unless " + table + ".kind = \"text\" is read with a tokenizer"
-                            : "without " + table + ".plugin = \"" + name + "\"",
+                        texts ? "unless " + table + ".kind = \"text\" is read with a tokenizer"
+                              : "without " + table + ".plugin = \"" + name + "\"",
                         diagnostics);
   }
 }
@@ -389,13 +444,7 @@ class CrossChecks {
     auto mock = [](const Options& data) {
       return data.get_string("kind") == "mock" && !data.is_set("plugin");
     };
-    try {
-      const std::vector<NamedSource> mix = named_sources(config_, "dataset");
-      return mix.empty() ? mock(config_.tables.at("dataset"))
-                         : std::ranges::any_of(mix, mock, &NamedSource::options);
-    } catch (const Error&) {
-      return false;  // check_sources() says what is wrong
-    }
+    return any_source(config_, "dataset", mock, false);
   }
 
   void check_best() {

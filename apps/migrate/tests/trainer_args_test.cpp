@@ -170,6 +170,38 @@ TEST_CASE("what axolotl's keys mean together") {
   CHECK(says(of_yaml(head + "rl: dpo\n").missing, "rl", "preferences"));
 }
 
+TEST_CASE("axolotl's validation is read as the data that train are") {
+  const std::string head =
+      "base_model: /m\nlearning_rate: 1e-3\nsequence_len: 2048\ntokenizer_config: ./t\n";
+  const std::string rows = "datasets: [{path: ./a, type: chat_template}]\n",
+                    texts = "datasets: [{path: ./a, type: completion}]\n",
+                    tests = "test_datasets: [{path: ./v, type: chat_template}]\n",
+                    documents = "test_datasets: [{path: ./v, type: completion}]\n";
+  check_values(of_yaml(head + rows + tests + "train_on_inputs: true\nchat_template: chatml\n"),
+               {{"dataset.seq_len", "2048", false},
+                {"dataset.jsonl.tokenizer", "\"./t\"", false},
+                {"validation_dataset.seq_len", "2048", true},
+                {"validation_dataset.jsonl.tokenizer", "\"./t\"", false},
+                {"validation_dataset.jsonl.chat_template", "\"chatml\"", false},
+                {"validation_dataset.jsonl.train_on", "\"all\"", false},
+                {"validation_dataset.jsonl.packing", "\"none\"", true},
+                {"validation_dataset.jsonl.truncate", "\"drop\"", true}});
+  check_values(of_yaml(head + rows + tests + "sample_packing: true\neval_sample_packing: false\n"),
+               {{"dataset.jsonl.packing", "\"bfd\"", false},
+                {"validation_dataset.jsonl.packing", "\"none\"", true}});
+  check_values(of_yaml(head + texts + tests), {{"dataset.tokenizer", "\"./t\"", false},
+                                               {"validation_dataset.jsonl.tokenizer", "\"./t\""},
+                                               {"dataset.jsonl.tokenizer", "\"none\""}});
+  check_values(of_yaml(head + rows + documents),
+               {{"dataset.jsonl.tokenizer", "\"./t\"", false},
+                {"validation_dataset.tokenizer", "\"./t\"", false},
+                {"validation_dataset.seq_len", "2048", true},
+                {"validation_dataset.jsonl.tokenizer", "\"none\""}});
+  const Migration alone = of_yaml(head + texts + "chat_template: chatml\n");
+  CHECK(alone.toml.find("jsonl") == std::string::npos);
+  CHECK(says(alone.left, "chat_template", "no turns"));
+}
+
 TEST_CASE("TRL's arguments become a file of ours, with TRL's defaults") {
   const std::string head = "model_name_or_path: org/a-model-1B\n";
   struct Row {

@@ -56,6 +56,34 @@ TEST_CASE("options of data that nothing reads are told") {
               "\"rows\""});
   CHECK(notices("text", {"dataset.text.width=3"}, true).empty());
   CHECK(notices("text", {"dataset.text.width=8"}, false).empty());  // the default
+  // Nobody knows of a tokenizer in a folder that is not there yet; of bytes everybody does.
+  const std::string later = "model.pretrained=/nowhere/at/all", path = "dataset.path=x";
+  CHECK(notices("text", {"dataset.text.width=3", path, later}, false).empty());
+  CHECK(notices("text", {"dataset.text.width=3", path, "model.pretrained=/"}, false).size() == 1);
+  CHECK(notices("text", {"dataset.text.width=3", path, later, "dataset.tokenizer=bytes"}, false)
+            .size() == 1);
+  CHECK(
+      notices("text", {"dataset.text.width=3", path, later, "dataset.kind=tokens"}, false).size() ==
+      1);
+}
+
+TEST_CASE("a tokenizer that some source of a mix is read by is not told to be without effect") {
+  auto notices = [](const std::string& first, const std::string& second,
+                    const std::string& more = "") {
+    Loaded l = testing::load("[dataset]\ntokenizer = \"t\"\nplugin = \"rows\"\n" + more +
+                                 "[[dataset.mix]]\nname = \"a\"\npath = \"a\"\n" + first +
+                                 "[[dataset.mix]]\nname = \"b\"\npath = \"b\"\n" + second,
+                             {}, {plugins(true), ""});
+    CHECK(l.diagnostics.ok());
+    return std::vector<std::string>(l.diagnostics.notices().begin(), l.diagnostics.notices().end());
+  };
+  CHECK(notices("", "kind = \"text\"\n").empty());
+  CHECK(notices("", "kind = \"tokens\"\n", "dtype = \"uint16\"\n") ==
+        std::vector<std::string>{"dataset.tokenizer has no effect with dataset.plugin"});
+  CHECK(notices("", "") ==
+        std::vector<std::string>{"dataset.tokenizer has no effect with dataset.plugin"});
+  // Texts of the validation take it from [dataset].
+  CHECK(notices("", "", "[validation_dataset]\npath = \"v\"\n").empty());
 }
 
 constexpr meshwright_option kNames[] = {

@@ -1,6 +1,7 @@
 #include "engine/train/preflight/same_run.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/checkpoint/adapters.h"
 #include "engine/checkpoint/checksum.h"
@@ -260,26 +261,47 @@ bool decides_numbers(const std::string& key) {
       kOthers, [&](auto one) { return one.ends_with('.') ? key.starts_with(one) : key == one; });
 }
 
+// Whose tokens rows and texts become, each with the key that says so; none: of bytes and of ids.
+struct TokenizerInUse {
+  std::string key, folder;
+};
+std::vector<TokenizerInUse> tokenizers_in_use(const plan::Job& job) {
+  constexpr const char *kRows = "jsonl", *kTable = "dataset";
+  std::vector<TokenizerInUse> out;
+  auto look = [&](const Options& data, const std::string& key) {
+    const std::string component = config::component_of(data);
+    if (component == config::kTextComponent && !data.is_set("plugin"))
+      out.push_back({key + ".tokenizer", data.get_string("tokenizer")});
+    if (component != kRows) return;
+    const auto rows = job.config.tables.find(std::string(kTable) + "." + kRows);
+    const bool own = rows != job.config.tables.end() && rows->second.is_set("tokenizer");
+    out.push_back({std::string(kTable) + "." + kRows + ".tokenizer",
+                   own ? rows->second.get_string("tokenizer")
+                       : job.config.table("model").get_string("pretrained")});
+  };
+  const std::vector<Options>& mix = job.config.list(config::kMixTable);
+  const std::vector<config::NamedSource> sources = config::named_sources(job.config, kTable);
+  if (sources.empty()) look(job.config.table(kTable), kTable);
+  for (size_t i = 0; i < sources.size(); ++i)
+    look(sources[i].options, mix[i].is_set("tokenizer") ? config::kMixTable : kTable);
+  return out;
+}
+
 // A file of the tokenizer that rows or texts are read by, which is another one than the checkpoint
-// carries; nothing: none is.
-std::optional<std::string> other_tokenizer_file(checkpoint::Checkpoint& from,
-                                                const plan::Job& job) {
+// carries, and the key of that tokenizer; nothing: none is.
+std::optional<std::pair<std::string, std::string>> other_tokenizer_file(
+    checkpoint::Checkpoint& from, const plan::Job& job) {
   constexpr std::string_view kCarried = "source/";
-  std::string folder = job.config.table("model").get_string("pretrained");
-  for (const char* table : {"dataset", "dataset.jsonl"})
-    if (auto at = job.config.tables.find(table); at != job.config.tables.end() &&
-                                                 at->second.schema().find("tokenizer") != nullptr &&
-                                                 at->second.is_set("tokenizer"))
-      folder = at->second.get_string("tokenizer");
-  for (const checkpoint::FileRecord& file : from.meta().files) {
-    if (!file.name.starts_with(kCarried)) continue;
-    const std::string name = file.name.substr(kCarried.size());
-    const fs::path now = fs::path(folder) / name;
-    std::error_code failed;
-    if (weights::is_of_tokenizer(name) && fs::is_regular_file(now, failed) &&
-        base::read_file(now) != from.read_file(file.name))
-      return now.string();
-  }
+  for (const auto& [key, folder] : tokenizers_in_use(job))
+    for (const checkpoint::FileRecord& file : from.meta().files) {
+      if (!file.name.starts_with(kCarried)) continue;
+      const std::string name = file.name.substr(kCarried.size());
+      const fs::path now = fs::path(folder) / name;
+      std::error_code failed;
+      if (weights::is_of_tokenizer(name) && fs::is_regular_file(now, failed) &&
+          base::read_file(now) != from.read_file(file.name))
+        return std::pair(now.string(), key);
+    }
   return std::nullopt;
 }
 
@@ -300,14 +322,13 @@ Error other_data(checkpoint::Checkpoint& from, const plan::Job& job) {
     return (!one.key.starts_with("dataset.") && one.key != "model.pretrained") ||
            only_reads(one.key);
   });
-  if (const auto file = changed->empty() ? other_tokenizer_file(from, job) : std::nullopt) {
-    const char* key = job.config.table("dataset").is_set("plugin") ? "dataset.jsonl.tokenizer"
-                                                                   : "dataset.tokenizer";
+  if (const auto other = changed->empty() ? other_tokenizer_file(from, job) : std::nullopt) {
+    const auto& [file, key] = *other;
     return Error(ErrorCode::checkpoint_mismatch,
-                 from.folder().string() + ": it was trained with another tokenizer: " + *file +
+                 from.folder().string() + ": it was trained with another tokenizer: " + file +
                      " has changed since")
         .key(key)
-        .help("set " + std::string(key) + " = \"" + (from.folder() / "source").string() +
+        .help("set " + key + " = \"" + (from.folder() / "source").string() +
               "\", the tokenizer that the run learnt with");
   }
   if (changed->empty())
