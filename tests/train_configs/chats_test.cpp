@@ -310,7 +310,7 @@ TEST_CASE("a run goes on with the same documents only") {
 }
 
 TEST_CASE("a tokenizer that was changed in its folder is told as that, with the run's own") {
-  const fs::path folder = kRuns + "/edited_tokenizer";
+  const fs::path folder = kRuns + "/tokenizer_to_edit";
   fs::create_directories(folder);
   for (const char* file : {"tokenizer.json", "tokenizer_config.json"})
     fs::copy_file(std::string("configs/models/chat-tiny/") + file, folder / file,

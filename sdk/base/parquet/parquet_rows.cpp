@@ -97,8 +97,16 @@ void put_number(double value, std::string& out) {
     out += boost::json::serialize(boost::json::value(value));
 }
 
+template <class Numbers>
+auto value_of(const Array& array, int64_t row) {
+  return checked_cast<const Numbers&>(array).Value(row);
+}
+
+// NaN is how pandas writes that there is nothing.
 bool is_null(const Array& array, int64_t row) {
   if (array.IsNull(row)) return true;
+  if (array.type_id() == Type::DOUBLE) return std::isnan(value_of<arrow::DoubleArray>(array, row));
+  if (array.type_id() == Type::FLOAT) return std::isnan(value_of<arrow::FloatArray>(array, row));
   if (array.type_id() == Type::EXTENSION)
     return is_null(*checked_cast<const arrow::ExtensionArray&>(array).storage(), row);
   if (array.type_id() != Type::DICTIONARY) return false;
@@ -148,11 +156,6 @@ void put_time(const Array& array, int64_t row, std::string& out) {
     std::replace(out.end() - std::ssize(text), out.end(), ' ', 'T');
   });
   out += '"';
-}
-
-template <class Numbers>
-auto value_of(const Array& array, int64_t row) {
-  return checked_cast<const Numbers&>(array).Value(row);
 }
 
 void put(const Array& array, int64_t row, std::string& out) {
