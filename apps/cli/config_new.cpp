@@ -97,22 +97,24 @@ bool is_rows(const fs::path& file) {
 
 // `tunes`: rows of chats are wanted; else texts, of which rows may be some.
 GivenData data_at(const fs::path& place, bool tunes) {
-  auto kind_of = [](const fs::path& file) {
+  auto kind_of = [tunes](const fs::path& file) {
     std::error_code failed;
-    if (is_rows(file)) return "";
+    if (is_rows(file) || (tunes && file.extension() == ".parquet")) return "";
     if (file.extension() != ".bin") return "text";
     return fs::exists(fs::path(file).replace_extension(".idx"), failed) ? "megatron" : "tokens";
   };
   std::error_code failed;
   if (!fs::is_directory(place, failed)) return {place.string(), kind_of(place)};
-  bool rows = false, tokens = false, others = false;
+  bool rows = false, tables = false, tokens = false, others = false;
   for (const fs::directory_entry& entry : fs::directory_iterator(place, failed)) {
     rows = rows || entry.path().extension() == ".jsonl";
+    tables = tables || entry.path().extension() == ".parquet";
     tokens = tokens || entry.path().extension() == ".bin";
     others = others || (entry.path().extension() != ".jsonl" &&
                         !entry.path().filename().native().starts_with('.'));
   }
   if (rows && (tunes || !others)) return {(place / "*.jsonl").string(), ""};
+  if (tables && tunes) return {(place / "*.parquet").string(), ""};
   if (tokens) return {(place / "*.bin").string(), "tokens"};
   return {place.string(), "text"};
 }
@@ -345,8 +347,8 @@ Wanted wanted_of(const Call& call) {
               "'data/*.jsonl'");
   }
   if (out.tunes() && out.data && *out.data->kind != '\0')
-    throw Error(ErrorCode::usage, out.data->path + " holds no rows of JSON Lines to fine-tune on")
-        .help("rows are files that end in .jsonl: messages, or prompt and completion")
+    throw Error(ErrorCode::usage, out.data->path + " holds no rows to fine-tune on")
+        .help("rows are files that end in .jsonl or .parquet: messages, or prompt and completion")
         .help("meshwright config new --pretrain " + call.positionals.back() +
               " trains on text and tokens");
   if (out.purpose == Purpose::moe && out.model && out.model->experts < 2)

@@ -269,7 +269,7 @@ void trainer_saves(Migrator& m, const TrainerArgs& args, std::optional<int64_t> 
     const bool best = strategy == "best" && how != nullptr && validates;
     if (best) m.set("checkpoint.best", boolean_value(true), *how);
     if (from != nullptr && !best)
-      m.left(*from, "see " + key + ", a number of steps; there it saves " + when);
+      m.left(*from, "see " + key + ", a number of steps; it saves " + when + " there");
     m.want(key, "it saves " + when + " there; every 50 steps here until it is set");
     if (is_said(how) && from != how && !best)
       m.left(*how, "see " + key + ": saves are counted in steps");

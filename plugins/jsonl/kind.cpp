@@ -32,8 +32,8 @@ std::string names_of(const StoreCounts::Names& names) {
 
 Error about(const DatasetRequest& request, const char* option, ErrorCode code,
             const std::string& message) {
-  return Error(code, request.table + ".jsonl." + option + ": " + message)
-      .key(request.table + ".jsonl." + option)
+  return Error(code, options_table(request.table, "jsonl") + "." + option + ": " + message)
+      .key(options_table(request.table, "jsonl") + "." + option)
       .at(request.options.origin(option));
 }
 
@@ -55,7 +55,8 @@ std::optional<chat::Date> date_of(const DatasetRequest& request) {
           .ok();
   if (!fine)
     throw about(request, "date", ErrorCode::bad_choice, "\"" + text + "\" is no date")
-        .help("set " + request.table + ".jsonl.date = \"2024-07-26\", or \"none\"");
+        .help("set " + options_table(request.table, "jsonl") +
+              ".date = \"2024-07-26\", or \"none\"");
   return out;
 }
 
@@ -92,7 +93,7 @@ Value variables_of(const DatasetRequest& request) {
 
 Asked asked_of(const DatasetRequest& request) {
   Asked out;
-  out.table = request.table + ".jsonl";
+  out.table = options_table(request.table, "jsonl");
   const std::string format = request.options.get_string("format");
   for (RowKind kind : {RowKind::messages, RowKind::prompt_completion, RowKind::text})
     if (format == name_of(kind)) out.format = kind;
@@ -188,7 +189,7 @@ SampleSettings settings_of(const DatasetRequest& request, const JsonlOptions& op
 JsonlOptions JsonlOptions::read(const DatasetRequest& request) {
   const Options& given = request.options;
   JsonlOptions out;
-  out.table = request.table + ".jsonl";
+  out.table = options_table(request.table, "jsonl");
   read_files(request, out);
   out.folder = given.is_set("tokenizer") ? given.get_string("tokenizer") : request.pretrained;
   if (!tokenizer::tokenizer_file(out.folder))
@@ -236,7 +237,8 @@ void JsonlKind::validate(const DatasetRequest& request, Diagnostics& found) cons
   if (request.pretrained.empty() && !request.options.is_set("tokenizer"))
     found.add(about(request, "tokenizer", ErrorCode::bad_tokenizer,
                     "there is no tokenizer, since the model has no folder")
-                  .help("set " + request.table + ".jsonl.tokenizer to a folder with tokenizer.json")
+                  .help("set " + options_table(request.table, "jsonl") +
+                        ".tokenizer to a folder with tokenizer.json")
                   .help("or set model.pretrained to one"));
 }
 void JsonlKind::prepare(const DatasetRequest& request) const {

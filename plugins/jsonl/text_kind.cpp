@@ -6,6 +6,7 @@
 
 #include "meshwright/error.h"
 #include "packed_source.h"
+#include "prepare.h"
 #include "text_source.h"
 
 namespace meshwright::jsonl {
@@ -53,7 +54,7 @@ SampleSettings pack_settings(const DatasetRequest& request, const TextOptions& o
 }  // namespace
 
 void TextKind::validate(const DatasetRequest& request, Diagnostics& found) const {
-  const std::string table = request.table + ".text";
+  const std::string table = options_table(request.table, "text");
   if (request.path.empty())
     found.add(Error(ErrorCode::missing_key, request.table + ".path is needed: the texts")
                   .key(request.table + ".path")
