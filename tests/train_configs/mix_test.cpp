@@ -100,10 +100,11 @@ TEST_CASE("mix: two kinds train alike on one, two and three ranks, and count wha
   for (const char* layout :
        {"--nproc 1 --set distributed.strategy=ddp", "--nproc 3 --set distributed.strategy=ddp",
         "--nproc 3 --set dataset.workers=2",
-        "--nproc 4 --set distributed.tp_size=2 --set distributed.dp_replicate_size=2",
-        "--nproc 4 --set distributed.cp_size=2 --set step_scheduler.local_batch_size=3",
-        "--nproc 4 --set distributed.pp_size=2 --set distributed.pipeline.pp_microbatch_size=2 "
-        "--set distributed.pipeline.pp_batch_size=6",
+        "--nproc 4 --set distributed.dp_replicate_size=2 --set step_scheduler.local_batch_size=3",
+        "--nproc 4 --set distributed.tp_size=2 --set distributed.sequence_parallel=true",
+        "--nproc 2 --set distributed.cp_size=2",
+        "--nproc 4 --set distributed.pp_size=2 --set distributed.pipeline.pp_microbatch_size=3 "
+        "--set step_scheduler.local_batch_size=6",
         "--nproc 1 --set step_scheduler.local_batch_size=1"}) {
     INFO(std::string(layout));
     const Trained run = train(kJob + mix() + layout, "mix_other");
