@@ -187,7 +187,7 @@ TEST_CASE("axolotl's validation is read as the data that train are") {
                 {"validation_dataset.jsonl.packing", "\"none\"", true},
                 {"validation_dataset.jsonl.truncate", "\"drop\"", true}});
   check_values(of_yaml(head + rows + tests + "sample_packing: true\neval_sample_packing: false\n"),
-               {{"dataset.jsonl.packing", "\"bfd\"", false},
+               {{"dataset.jsonl.packing", "\"bfd\"", true},
                 {"validation_dataset.jsonl.packing", "\"none\"", true}});
   check_values(of_yaml(head + texts + tests), {{"dataset.tokenizer", "\"./t\"", false},
                                                {"validation_dataset.jsonl.tokenizer", "\"./t\""},
