@@ -5,7 +5,6 @@
 #include <boost/json/object.hpp>
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
-#include <cctype>
 #include <filesystem>
 #include <functional>
 #include <numeric>
@@ -19,6 +18,7 @@
 #include "meshwright/error.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/handed_files.h"
+#include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::prove {
@@ -355,9 +355,7 @@ class Shrinking {
 
   void count_stages() {
     if (structure_.sizes.pp < 2) return;
-    std::string schedule = job_.config.shared.pipeline.schedule;
-    std::ranges::transform(schedule, schedule.begin(),
-                           [](unsigned char c) { return std::tolower(c); });
+    const std::string schedule = text::lower(job_.config.shared.pipeline.schedule);
     const bool several = schedule != "1f1b" && schedule != "gpipe";
     structure_.stages = structure_.sizes.pp * (several ? 2 : 1);
     Value* pipeline = find(root_, "distributed.pipeline");
