@@ -560,15 +560,33 @@ TEST_CASE(
   CHECK(Clock::now() - begin < milliseconds(6000));
 }
 
+// On a busy machine a rank may come to the call of the roll after the second that it is open, and
+// is rightly called silent; then the ranks are late once more.
+std::vector<Outcome> in_time(const std::function<std::vector<Outcome>()>& late,
+                             const std::function<bool(const std::string&)>& too_late) {
+  std::vector<Outcome> out = late();
+  for (int turn = 0; turn < 5 && std::ranges::any_of(
+                                     out, [&](const Outcome& o) { return too_late(o.message); });
+       ++turn)
+    out = late();
+  return out;
+}
+
 TEST_CASE("a collective that some do not join names them, the group and the operation") {
-  Port port;
-  std::vector<Outcome> outcomes = of_each(3, [&](int64_t rank) {
-    auto world = meet(rank, 3, port, milliseconds(1000));
-    world->everyone()->barrier();
-    at::Tensor one = at::ones({5000});
-    if (rank != 1) world->everyone()->all_reduce(one).wait();
-    if (rank == 1) std::this_thread::sleep_for(milliseconds(5000));
-  });
+  const auto outcomes = in_time(
+      [] {
+        Port port;
+        return of_each(3, [&](int64_t rank) {
+          auto world = meet(rank, 3, port, milliseconds(1000));
+          world->everyone()->barrier();
+          at::Tensor one = at::ones({5000});
+          if (rank != 1) world->everyone()->all_reduce(one).wait();
+          if (rank == 1) std::this_thread::sleep_for(milliseconds(5000));
+        });
+      },
+      [](const std::string& message) {
+        return message.find("no word from ranks") != std::string::npos;
+      });
   for (size_t rank : {size_t{0}, size_t{2}}) {
     CHECK(outcomes[rank].code == ErrorCode::collective_timeout);
     CHECK(outcomes[rank].message == "rank " + std::to_string(rank) +
@@ -581,26 +599,35 @@ TEST_CASE("a collective that some do not join names them, the group and the oper
 
 // Ranks of a pipeline wait in a chain, or here in a ring: all of them answer.
 TEST_CASE("where all ranks are late, the one is named that waits in what comes first") {
-  Port port;
   const std::vector<int64_t> orders{7, 5, 9};
-  std::latch told(3);  // on a busy machine the first would be gone before the last has asked it
-  std::vector<Outcome> outcomes = of_each(3, [&](int64_t rank) {
-    auto world = meet(rank, 3, port, milliseconds(1000));
-    world->everyone()->barrier();
-    const int64_t order = orders[static_cast<size_t>(rank)];
-    const std::string what = "step " + std::to_string(order), within = "a layer";
-    const meshwright::detail::Activity activity(what, "which receives", order);
-    const meshwright::detail::Activity inner(within, "forward");
-    at::Tensor one = at::ones({10});
-    const std::array<PeerMessage, 1> message{
-        PeerMessage{PeerMessage::Way::receive, (rank + 1) % 3, one}};
-    try {
-      world->everyone()->send_receive(message).wait();
-    } catch (...) {
+  const auto ring = [&] {
+    Port port;
+    std::latch told(3);  // on a busy machine the first would be gone before the last has asked it
+    return of_each(3, [&](int64_t rank) {
+      auto world = meet(rank, 3, port, milliseconds(1000));
+      world->everyone()->barrier();
+      const int64_t order = orders[static_cast<size_t>(rank)];
+      const std::string what = "step " + std::to_string(order), within = "a layer";
+      const meshwright::detail::Activity activity(what, "which receives", order);
+      const meshwright::detail::Activity inner(within, "forward");
+      at::Tensor one = at::ones({10});
+      const std::array<PeerMessage, 1> message{
+          PeerMessage{PeerMessage::Way::receive, (rank + 1) % 3, one}};
+      try {
+        world->everyone()->send_receive(message).wait();
+      } catch (...) {
+        told.arrive_and_wait();
+        throw;
+      }
       told.arrive_and_wait();
-      throw;
-    }
-    told.arrive_and_wait();
+    });
+  };
+  // The one that is behind says what it waits for itself.
+  const std::string behind =
+      "rank 1 waited 1 s in vain for send_receive of 40 bytes in group world [0, 1, 2]: no word "
+      "from rank 2, in a layer, forward";
+  const auto outcomes = in_time(ring, [&](const std::string& message) {
+    return message != behind && message.find("furthest behind") == std::string::npos;
   });
   for (size_t rank : {size_t{0}, size_t{2}}) {
     CHECK(outcomes[rank].code == ErrorCode::collective_timeout);
@@ -610,10 +637,7 @@ TEST_CASE("where all ranks are late, the one is named that waits in what comes f
               "is the furthest behind (step 5, which receives), in a layer, forward");
     CHECK(outcomes[rank].helps[0] == "look at the log of rank 1: the others wait for it");
   }
-  // The one that is behind says what it waits for itself.
-  CHECK(outcomes[1].message ==
-        "rank 1 waited 1 s in vain for send_receive of 40 bytes in group world [0, 1, 2]: no word "
-        "from rank 2, in a layer, forward");
+  CHECK(outcomes[1].message == behind);
 }
 
 TEST_CASE(

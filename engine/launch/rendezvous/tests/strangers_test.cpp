@@ -200,8 +200,12 @@ TEST_CASE(
   REQUIRE(::connect(quiet, to->get(), to->size) == 0);
   std::vector<int> crowd;
   for (int i = 0; i < 300; ++i) crowd.push_back(probe(served.port));
-  size_t kept = 0;
-  for (int fd : crowd) kept += hung_up(fd, milliseconds(kept == 0 ? 200 : 0)) ? 0 : 1;
+  // The store takes its time on a busy machine.
+  size_t kept = crowd.size();
+  for (const auto end = Clock::now() + milliseconds(20000); kept > 127 && Clock::now() < end;)
+    kept = static_cast<size_t>(std::ranges::count_if(crowd, [first = crowd.front()](int fd) {
+      return !hung_up(fd, milliseconds(fd == first ? 20 : 0));
+    }));
   CHECK(kept <= 127);
   CHECK(!hung_up(quiet, milliseconds(0)));
   StorePtr after = served.come(badge(kSecret, 2));
