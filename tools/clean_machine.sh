@@ -66,7 +66,8 @@ tried() {  # tried NAME PREFIX: without LibTorch, then with it beside
   grep -q "ln -s <the torch folder of the LibTorch wheel> $2/lib/meshwright/torch" out || { cat out; fail "$1: the want of LibTorch"; }
   ln -s /opt/python/torch "$2/lib/meshwright/torch"
   $train >out 2>&1 && grep "done: 3 steps" out || { cat out; fail "$1: train"; }
-  "$2/bin/meshwright" plugins check "$2/lib/meshwright/plugins/libmeshwright_fsdp2.so" | tail -1
+  "$2/bin/meshwright" plugins check "$2/lib/meshwright/plugins/libmeshwright_fsdp2.so" >out 2>&1 || { cat out; fail "$1: plugins check"; }
+  tail -1 out
 }
 END
 inside packages <<'END'

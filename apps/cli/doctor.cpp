@@ -127,12 +127,16 @@ std::vector<EnvRow> rows_of() {
   };
   struct utsname system{};
   ::uname(&system);
+  // A wheel of LibTorch for CPUs or for another CUDA may have been installed since.
+  const std::string built = fact("torch.version");
+  const auto libtorch = launch::find_libtorch();
+  const bool same = !libtorch || libtorch->version.empty() || libtorch->version == built;
   return {
       {"meshwright", MESHWRIGHT_VERSION},
       {"sdk", std::to_string(MESHWRIGHT_SDK_MAJOR) + "." + std::to_string(MESHWRIGHT_SDK_MINOR) +
                   ", C++ epoch " + std::to_string(MESHWRIGHT_CXX_EPOCH)},
-      {"libtorch", fact("torch.version") + " (CUDA " + fact("torch.cuda") + ", c10d " +
-                       fact("torch.c10d") + ")"},
+      {"libtorch", (same ? built + " (" : libtorch->version + " (built with " + built + ", ") +
+                       "CUDA " + fact("torch.cuda") + ", c10d " + fact("torch.c10d") + ")"},
       {"compiler", fact("info.compiler") + ", " + fact("info.build_type")},
       {"sanitizers", fact("sanitizers")},
       {"system", std::string(system.sysname) + " " + system.release + " " + system.machine},

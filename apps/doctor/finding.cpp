@@ -8,6 +8,7 @@
 #include <map>
 #include <utility>
 
+#include "engine/launch/spawn.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/report.h"
 #include "sdk/base/words.h"
@@ -380,8 +381,7 @@ Finding judge(const Devices& facts) {
   if (!facts.no_part.empty())
     return {"devices", Level::warning,
             "the driver lists a device that cannot be used: " + facts.no_part,
-            "run ./quickstart --cuda once: it fetches the CUDA libraries and builds the part that "
-            "uses them"};
+            launch::how_to_get_devices(facts.no_part)};
   if (facts.names.empty())
     return {"devices", Level::warning, "the driver lists a device, and CUDA finds none",
             "look at nvidia-smi and at CUDA_VISIBLE_DEVICES"};

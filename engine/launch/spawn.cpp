@@ -124,6 +124,23 @@ std::string how_to_get_libtorch() {
          beside_sdk("meshwright/torch").lexically_normal().string();
 }
 
+std::string how_to_get_devices(const std::string& why) {
+  std::error_code failed;
+  if (!std::filesystem::exists(beside_sdk("libmeshwright_cuda.so"), failed))
+    return "run ./quickstart --cuda once: it fetches the CUDA libraries and builds the part that "
+           "uses them";
+  // A wheel of LibTorch for CPUs has the same name and release as one for CUDA.
+  const std::optional<LibTorch> found = find_libtorch();
+  const bool for_cpus = why.find("libtorch_cuda") != std::string::npos ||
+                        why.find("libc10_cuda") != std::string::npos;
+  std::string which = "LibTorch " + wanted() + " for CUDA 13 and its nvidia-* packages";
+  if (for_cpus && found && !found->version.empty())
+    which += ", in place of " + found->version + " in " + found->folder.string();
+  return "install " + which + ": " +
+         (in_wheel() ? "python -m pip install --force-reinstall 'torch==" + wanted() + ".*'"
+                     : how_to_get_libtorch());
+}
+
 void* engine_function(const char* name) {
   check_current_folder();
   check_version();

@@ -40,6 +40,8 @@ struct LibTorch {
 std::optional<LibTorch> find_libtorch();
 // What installs it: a command.
 std::string how_to_get_libtorch();
+// What brings devices into use where the part for them is not there or, as `why` says, not loaded.
+std::string how_to_get_devices(const std::string& why);
 
 // One of its C functions (engine/train). It lies beside the SDK library and stays loaded. Throws
 // Error(file_unreadable) where LibTorch is not found or of another version, Error(internal) where

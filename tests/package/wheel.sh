@@ -92,6 +92,14 @@ printf '#include <meshwright/meshwright.h>\n#include <stdio.h>\nint main(void) {
 ${CC:-cc} version.c -I "$prefix/include" -L "$prefix/lib" -lmeshwright_c -Wl,-rpath,"$prefix/lib" -o version
 [ "meshwright $(./version)" = "$("$meshwright" --version)" ] || fail "the C library"
 
+# LibTorch of a wheel for CPUs: the same numbers, and a device is refused with what it wants.
+rm "$site/torch" && mkdir -p "$site/torch/lib" && ln -s "$torch"/lib/{libtorch_cpu,libc10}.so "$torch"/lib/libgomp.so.1 "$site/torch/lib"
+echo "__version__ = '2.11.0+cpu'" >"$site/torch/version.py"
+trained cpus $job --nproc 2; same cpus elsewhere
+refused "libtorch_cuda.so: cannot open shared object file" "$meshwright" train $job --set dist_env.device=cuda
+expect "for CUDA 13 and its nvidia-* packages, in place of 2.11.0+cpu in $site/torch: python -m pip install --force-reinstall 'torch==2.11.*'" "$work/out"
+"$meshwright" env >"$work/out"; expect "2.11.0+cpu (built with 2.11" "$work/out"
+
 # Machines that pip would refuse, which find the installation in a folder that they share.
 other() { refused "$1" "$work/env/bin/python" -c "import os, platform; $2; from meshwright.__main__ import main; main()"; }
 other "error: this build is for x86_64 processors, and this machine is aarch64" "platform.machine = lambda: 'aarch64'"

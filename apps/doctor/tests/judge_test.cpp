@@ -246,7 +246,7 @@ TEST_CASE("devices: none, without the part that uses them, too few, apart") {
   CHECK(has(judge(Devices{}).text, "none"));
   Devices facts{true, "no libmeshwright_cuda.so", {}, 2};
   CHECK(judge(facts).level == Level::warning);
-  CHECK(has(judge(facts).fix, "quickstart --cuda"));
+  CHECK(has(judge(facts).fix, "CUDA"));
   facts.no_part.clear();
   CHECK(has(judge(facts).fix, "CUDA_VISIBLE_DEVICES"));
   facts.names = {"0: X", "1: X"};

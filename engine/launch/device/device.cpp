@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "engine/launch/rendezvous/notices.h"
@@ -30,6 +31,15 @@ struct Loaded {
   std::string why;
 };
 
+// Of Boost.DLL's words those of the dynamic linker.
+std::string reason_of(std::string what) {
+  constexpr std::string_view kBefore = "dlerror system message: ";
+  const size_t begin = what.find(kBefore);
+  if (begin == std::string::npos) return what;
+  what.erase(0, begin + kBefore.size());
+  return what.substr(0, what.rfind("): "));
+}
+
 // The part lies beside the libraries of the SDK.
 Loaded load() {
   Loaded out;
@@ -45,7 +55,7 @@ Loaded load() {
                  boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
     out.part = library.get<const cuda::CudaPart*()>("meshwright_cuda_part")();
   } catch (const std::exception& error) {
-    out.why = std::string("its CUDA part cannot be loaded: ") + error.what();
+    out.why = "the part for devices cannot be loaded: " + reason_of(error.what());
   }
   return out;
 }
@@ -116,9 +126,7 @@ Chosen choose(const Options& table, const launch::RankEnvironment& ranks,
   int64_t count = part ? part->device_count() : 0;
   if (wanted == "cuda" && part == nullptr)
     throw unavailable("dist_env.device = \"cuda\", but " + why_not, "dist_env.device")
-        .help(
-            "run ./quickstart --cuda once: it fetches the CUDA libraries and builds the part that "
-            "uses them")
+        .help(launch::how_to_get_devices(why_not))
         .help("set dist_env.device = \"cpu\"");
   if (wanted == "cuda" && count == 0)
     throw unavailable("dist_env.device = \"cuda\", but rank " + std::to_string(ranks.rank) +
