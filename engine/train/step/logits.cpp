@@ -134,6 +134,14 @@ using at::Tensor;
 
 namespace {
 
+// Rows that follow each other from `position` on, as what is kept from before goes on.
+std::shared_ptr<const Sequence> rows_from(int64_t position, int64_t rows) {
+  auto out = std::make_shared<Sequence>();
+  out->length = position + rows;
+  out->rows = {{position, rows}};
+  return out;
+}
+
 std::shared_ptr<const Sequence> whole_sequence(int64_t length, const Tensor& documents = {},
                                                const Tensor& positions = {},
                                                const Tensor& counts = {}) {
@@ -253,7 +261,8 @@ MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& ba
 namespace {
 
 // Through all stages, and the last one's back to all.
-Tensor logits_over_stages(Trainer& trainer, RunningModel& net, const Tensor& ids) {
+Tensor logits_over_stages(Trainer& trainer, RunningModel& net, const Tensor& ids,
+                          int64_t position) {
   c10::NoGradGuard no_grad;
   Stages& stages = *trainer.stages();
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
@@ -265,7 +274,7 @@ Tensor logits_over_stages(Trainer& trainer, RunningModel& net, const Tensor& ids
   Tensor last = stages.forward(
       trainer.model(), {ids.size(0), cut ? padded / ranks : padded, trainer.outline().hidden_size},
       [&](int64_t, int64_t, const Tensor& hidden) {
-        SequenceScope scope(whole_sequence(padded));
+        SequenceScope scope(rows_from(position, padded));
         return net.forward(current_stage().first ? input : hidden);
       });
   if (!last.defined())
@@ -280,14 +289,15 @@ Tensor logits_over_stages(Trainer& trainer, RunningModel& net, const Tensor& ids
   return last;
 }
 
-Tensor logits_here(Trainer& trainer, RunningModel& net, const Tensor& ids) {
-  if (trainer.stages() != nullptr) return logits_over_stages(trainer, net, ids);
+Tensor logits_here(Trainer& trainer, RunningModel& net, const Tensor& ids, int64_t position) {
+  if (trainer.stages() != nullptr) return logits_over_stages(trainer, net, ids, position);
   Tensor input = ids.to(trainer.world().device());
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
   // Every rank of cp computes the whole text.
   auto run = [&](const Tensor& whole) {
     std::optional<SequenceScope> scope;
-    if (trainer.model().context_parallel()) scope.emplace(whole_sequence(whole.size(1)));
+    if (trainer.model().context_parallel() || position > 0)
+      scope.emplace(rows_from(position, whole.size(1)));
     return net.forward(whole);
   };
   if (!tensor_parallel) return run(input);
@@ -300,8 +310,8 @@ Tensor logits_here(Trainer& trainer, RunningModel& net, const Tensor& ids) {
 
 }  // namespace
 
-Tensor logits_of(Trainer& trainer, RunningModel& net, const Tensor& ids) {
-  Tensor out = logits_here(trainer, net, ids);
+Tensor logits_of(Trainer& trainer, RunningModel& net, const Tensor& ids, int64_t position) {
+  Tensor out = logits_here(trainer, net, ids, position);
   const int64_t vocabulary = trainer.outline().vocab_size;
   if (out.dim() != 3 || out.size(0) != ids.size(0) || out.size(2) != vocabulary)
     throw Error(ErrorCode::plugin_nonconforming,

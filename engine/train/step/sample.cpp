@@ -1,6 +1,7 @@
 #include "engine/train/step/sample.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -9,10 +10,14 @@
 #include <limits>
 #include <numeric>
 
+#include "engine/models/running/causal_lm.h"
 #include "engine/models/running/philox.h"
 #include "engine/train/step/logits.h"
 #include "meshwright/error.h"
+#include "meshwright/nn/attention.h"
+#include "meshwright/nn/rotary.h"
 #include "sdk/base/read_by_host.h"
+#include "sdk/nn/attention_cache.h"
 
 namespace meshwright::generate {
 
@@ -58,6 +63,72 @@ int64_t draw(const float* logits, int64_t vocab, const GenerateOptions& options,
   }
   return last;
 }
+
+// The logits of a text's last position, of texts that mostly go on from the one before: keys and
+// values of what was read stay, and the model computes what has come since.
+class LastLogits {
+ public:
+  LastLogits(Trainer& trainer, RunningModel& net) : trainer_(trainer), net_(net) {
+    torch::nn::Module& module = *net.module();
+    keeps_ = !find_attention_cores(module).empty();
+    // What turns keys by other angles in longer texts would have them computed anew.
+    for (const auto& one : module.modules())
+      if (const auto* rotary = dynamic_cast<const RotaryEmbeddingImpl*>(one.get()))
+        keeps_ = keeps_ && !rotary->follows_length();
+    proven_ = dynamic_cast<const modules::CausalLMImpl*>(&module) != nullptr;
+  }
+
+  // Collective. ids [1, length] int64 on the CPU; gives [1, 1, vocabulary] on the host.
+  Tensor of(const Tensor& ids) {
+    const int64_t length = ids.size(1);
+    const auto* begin = ids.const_data_ptr<int64_t>();
+    // A text that is longer than the context has lost its first token: all positions are others.
+    const auto known = static_cast<int64_t>(read_.size());
+    const bool goes_on =
+        keeps_ && known > 0 && known < length && std::equal(read_.begin(), read_.end(), begin);
+    const int64_t position = goes_on ? known : 0;
+    read_.assign(begin, begin + length);
+    if (!keeps_) return last_of(ids, 0);
+    Tensor out;
+    {
+      detail::KeyValueScope scope(cache_);
+      out = last_of(ids.narrow(1, position, length - position), position);
+    }
+    if (position == 0 || proven_) return out;
+    // Another's model may mix positions beside its attention cores: its first token is computed
+    // both ways.
+    proven_ = true;
+    const Tensor whole = last_of(ids, 0);
+    const bool same = (out - whole).abs().max().item<double>() <=
+                      tolerance() * std::max(1.0, whole.abs().max().item<double>());
+    Tensor others = at::full({1}, same ? 0 : 1, at::kLong).to(trainer_.world().device());
+    trainer_.world().everyone()->all_reduce(others, ReduceOp::sum, /*control=*/true).wait();
+    keeps_ = others.item<int64_t>() == 0;
+    return keeps_ ? out : whole;
+  }
+
+ private:
+  // No others are read.
+  Tensor last_of(const Tensor& ids, int64_t position) {
+    const Tensor all = train::logits_of(trainer_, net_, ids, position);
+    return detail::read_by_host(*trainer_.world().everyone(), all.narrow(1, all.size(1) - 1, 1))
+        .to(at::TensorOptions().dtype(at::kFloat).device(at::kCPU));
+  }
+  // Of what is rounded in its dtype, in another order of the same sums.
+  double tolerance() const {
+    const std::vector<Tensor> parameters = net_.module()->parameters();
+    const bool full = std::ranges::all_of(parameters, [](const Tensor& p) {
+      return p.scalar_type() == at::kFloat || p.scalar_type() == at::kDouble;
+    });
+    return full ? 1e-4 : 5e-2;
+  }
+
+  Trainer& trainer_;
+  RunningModel& net_;
+  detail::KeyValueCache cache_;
+  std::vector<int64_t> read_;
+  bool keeps_ = false, proven_ = false;
+};
 
 [[noreturn]] void refuse(const std::string& what) {
   throw Error(ErrorCode::out_of_range, "cannot generate: " + what);
@@ -140,14 +211,10 @@ Continued continue_prompt(Trainer& trainer, RunningModel& net, const std::vector
   const bool training = net.module()->is_training();
   net.module()->eval();
   auto begin = std::chrono::steady_clock::now();
-  // No others are read.
-  auto last_logits = [&](const at::Tensor& ids) {
-    const at::Tensor all = train::logits_of(trainer, net, ids);
-    return detail::read_by_host(*trainer.world().everyone(), all.narrow(1, all.size(1) - 1, 1));
-  };
+  LastLogits last(trainer, net);
   trainer.model().summon_full_parameters([&] {
     begin = std::chrono::steady_clock::now();
-    out.tokens = generate_tokens(last_logits, prompt, options);
+    out.tokens = generate_tokens([&](const Tensor& ids) { return last.of(ids); }, prompt, options);
   });
   net.module()->train(training);
   out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -13,7 +13,11 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
 
+#include "sdk/nn/attention_cache.h"
 #include "sdk/nn/attention_kernel.h"
 
 namespace attention_test {
@@ -51,6 +55,37 @@ Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, doubl
 }
 
 }  // namespace
+
+TEST_CASE("rows over keys that were kept are those of all rows at once, however they are cut") {
+  c10::NoGradGuard no_grad;
+  for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf})
+    for (const int64_t window : {0, 1, 40}) {
+      CAPTURE(type);
+      CAPTURE(window);
+      constexpr int64_t kRows = 300;  // more than the first room for keys
+      const Tensor query = at::randn({2, kRows, 6, 16}).to(type),
+                   key = at::randn({2, kRows, 2, 16}).to(type),
+                   value = at::randn({2, kRows, 2, 16}).to(type);
+      AttentionCore core(AttentionOptions{.scale = 0.25, .window = window});
+      const Tensor whole = core(query, key, value);
+      meshwright::detail::KeyValueCache cache;
+      const meshwright::detail::KeyValueScope keeps(cache);
+      auto rows = [&](int64_t from, int64_t count) {
+        auto sequence = std::make_shared<Sequence>();
+        sequence->length = from + count;
+        sequence->rows = {{from, count}};
+        const SequenceScope scope(sequence);
+        return core(query.narrow(1, from, count), key.narrow(1, from, count),
+                    value.narrow(1, from, count));
+      };
+      // What is read again takes the place of what was kept.
+      const double most = type == at::kDouble ? 1e-12 : type == at::kFloat ? 2e-6 : 2e-2;
+      for (const auto& [from, count] : std::vector<std::pair<int64_t, int64_t>>{
+               {0, 37}, {37, 1}, {38, 100}, {138, 1}, {100, 50}, {150, 149}, {299, 1}})
+        CHECK((rows(from, count) - whole.narrow(1, from, count)).abs().max().item<double>() <=
+              most);
+    }
+}
 
 TEST_CASE("attention and its gradients are the definition's, at any length, grouping and window") {
   for (const Case& c :

@@ -1,0 +1,142 @@
+// Text goes on from what was read: each further token is one row of the model, and the text is that
+// of a model which reads all of it again.
+#include "engine/train/run/tests/pipeline_layouts.h"
+
+#include <doctest/doctest.h>
+
+#include <ATen/ops/zeros_like.h>
+
+#include "engine/train/step/sample.h"
+#include "meshwright/nn/attention.h"
+#include "meshwright/nn/layers.h"
+
+namespace text_test {
+
+using namespace meshwright;
+using at::Tensor;
+
+namespace {
+
+constexpr int64_t kVocabulary = 256, kContext = 24;
+
+// Two layers of attention by AttentionCore, whose tokens may be mixed in another way beside it.
+struct OwnImpl : torch::nn::Module {
+  explicit OwnImpl(bool beside) : mixes(beside) {
+    embed = register_module("embed", Embedding(kVocabulary, 16));
+    first = register_module("first", AttentionCore(AttentionOptions{.scale = 0.5}));
+    second = register_module("second", AttentionCore(AttentionOptions{.scale = 0.5, .window = 5}));
+    head = register_module("head", Linear(torch::nn::LinearOptions(16, kVocabulary)));
+    at::manual_seed(3);
+    for (Tensor& p : parameters()) p.data().normal_();
+  }
+  Tensor forward(const Tensor& ids) {
+    Tensor x = embed(ids);
+    for (AttentionCore* core : {&first, &second}) {
+      const Tensor heads = x.view({x.size(0), x.size(1), 2, 8});
+      x = x + (*core)(heads, heads, heads).flatten(2);
+    }
+    if (mixes) {  // each position with the one before, as a convolution does
+      Tensor before = at::zeros_like(x);
+      before.narrow(1, 1, x.size(1) - 1).copy_(x.narrow(1, 0, x.size(1) - 1));
+      x = x + 0.3 * before;
+    }
+    return head(x);
+  }
+  bool mixes;
+  Embedding embed{nullptr};
+  AttentionCore first{nullptr}, second{nullptr};
+  Linear head{nullptr};
+};
+MESHWRIGHT_MODULE(Own);
+
+// Tells how many rows each forward has.
+class Watched final : public RunningModel {
+ public:
+  Watched(std::shared_ptr<torch::nn::Module> module, std::function<Tensor(const Tensor&)> run)
+      : module_(std::move(module)), run_(std::move(run)) {}
+  std::shared_ptr<torch::nn::Module> module() override { return module_; }
+  Tensor forward(const Tensor& input) override {
+    rows.push_back(input.size(1));
+    return run_(input);
+  }
+  std::vector<int64_t> rows;
+
+ private:
+  std::shared_ptr<torch::nn::Module> module_;
+  std::function<Tensor(const Tensor&)> run_;
+};
+
+struct Made {
+  std::string text;
+  std::vector<int64_t> rows;
+};
+Made made_by(Watched& net, Trainer& trainer) {
+  Made out;
+  out.text = generate::write_sample(trainer, net, {"abc", 30, 0.9, 5}, kContext);
+  out.rows = net.rows;
+  return out;
+}
+// As a model writes that keeps nothing.
+std::string read_again(const std::function<Tensor(const Tensor&)>& run) {
+  generate::GenerateOptions options{.max_new_tokens = 30, .temperature = 0.9, .seed = 5};
+  options.context = kContext;
+  std::string out = "abc";
+  for (int64_t id : generate::generate_tokens(run, {'a', 'b', 'c'}, options))
+    out.push_back(static_cast<char>(id));
+  return out;
+}
+
+// Three of the prompt, then one each until the context is full, then all of it.
+std::vector<int64_t> one_each(std::vector<int64_t> begin) {
+  while (begin.size() < 30) {
+    const auto length = static_cast<int64_t>(begin.size()) + 3;
+    begin.push_back(length <= kContext ? 1 : kContext);
+  }
+  return begin;
+}
+
+}  // namespace
+
+TEST_CASE("text: each further token is one row, until the context is full") {
+  TestFolder folder("text");
+  SmallModel m = kStaged;
+  m.vocab = kVocabulary;
+  const Layout layout = staged_layout(write_model(folder.path, m), kAlone);
+  run_ranks(1, [&](const std::shared_ptr<World>& world) {
+    Rank rank(layout, world);
+    rank.initialize();
+    Watched bundled(rank.net.ptr(), [&](const Tensor& ids) { return rank.net(ids); });
+    const Made made = made_by(bundled, rank.trainer);
+    CHECK(made.text == read_again([&](const Tensor& ids) { return rank.net(ids); }));
+    CHECK(made.rows == one_each({3}));
+  });
+}
+
+TEST_CASE("text: a model of somebody else's is tried, and read anew where it mixes tokens itself") {
+  TestFolder folder("text_own");
+  SmallModel m = kStaged;
+  m.vocab = kVocabulary;
+  const Layout layout = staged_layout(write_model(folder.path, m), kAlone);
+  for (const bool mixes : {false, true}) {
+    CAPTURE(mixes);
+    run_ranks(1, [&](const std::shared_ptr<World>& world) {
+      Rank rank(layout, world);
+      Own own(mixes);
+      auto run = [&](const Tensor& ids) { return own(ids); };
+      Watched net(own.ptr(), run);
+      const Made made = made_by(net, rank.trainer);
+      CHECK(made.text == read_again(run));
+      // Once both ways.
+      std::vector<int64_t> rows{3, 1, 4};
+      if (mixes)
+        for (int64_t length = 5; rows.size() < 31; ++length)
+          rows.push_back(std::min(length, kContext));
+      else
+        for (int64_t length = 5; rows.size() < 31; ++length)
+          rows.push_back(length <= kContext ? 1 : kContext);
+      CHECK(made.rows == rows);
+    });
+  }
+}
+
+}  // namespace text_test
