@@ -17,10 +17,10 @@
 #include <string>
 
 #include "attention_blocks.h"
-#include "attention_cache.h"
 #include "attention_kernel.h"
 #include "attention_parts.h"
 #include "meshwright/error.h"
+#include "sdk/base/attention_cache.h"
 
 namespace meshwright {
 

@@ -1,4 +1,4 @@
-#include "attention_cache.h"
+#include "sdk/base/attention_cache.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>

@@ -16,8 +16,8 @@
 #include "meshwright/error.h"
 #include "meshwright/nn/attention.h"
 #include "meshwright/nn/rotary.h"
+#include "sdk/base/attention_cache.h"
 #include "sdk/base/read_by_host.h"
-#include "sdk/nn/attention_cache.h"
 
 namespace meshwright::generate {
 

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "sdk/nn/attention_cache.h"
+#include "sdk/base/attention_cache.h"
 #include "sdk/nn/attention_kernel.h"
 
 namespace attention_test {
