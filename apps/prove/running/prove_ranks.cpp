@@ -66,13 +66,15 @@ struct Joined {
   std::string holes;  // the first element that no rank holds
 };
 
-Joined join(const std::vector<const std::vector<Part>*>& ranks) {
+// `rounding`: of a tensor's largest element, by which replicas may differ.
+Joined join(const std::vector<const std::vector<Part>*>& ranks, double rounding) {
   Joined out;
   std::map<std::string, Assembly> all;
   for (size_t rank = 0; rank < ranks.size(); ++rank)
     for (const Part& part : *ranks[rank]) {
       Assembly& one = all.try_emplace(part.name, part.shape, part.values.options()).first->second;
-      const auto wrong = one.add(static_cast<int64_t>(rank), part.region, part.values);
+      const auto wrong = one.add(static_cast<int64_t>(rank), part.region, part.values,
+                                 rounding > 0 ? rounding * largest(part.values) : 0);
       if (!wrong || !out.differ.empty()) continue;
       out.name = part.name;
       out.rank = static_cast<int64_t>(rank);
@@ -179,6 +181,7 @@ struct Run {
   std::vector<Captured> ranks;
   Joined gradients, begin, end;  // gradients: of the first step, clipped
   Whole raw;                     // before they are clipped
+  double rounding = 0;           // of replicas
 
   // `part`: what of each rank.
   template <class Of>
@@ -187,7 +190,7 @@ struct Run {
     std::vector<const std::vector<Part>*> each;
     for (const Captured& rank : ranks) all.push_back(part(rank));
     for (const std::vector<Part>& one : all) each.push_back(&one);
-    return join(each);
+    return join(each, rounding);
   }
   void put_together() {
     gradients = together([](const Captured& rank) { return rank.gradients.front(); });
@@ -242,6 +245,9 @@ class Proof {
             who + (rank >= 0 && ranks > 1 ? "rank " + std::to_string(rank) + ": " : "") + problem);
     if (!outcome.refusal.empty()) out_.problems.push_back(who + "refused: " + outcome.refusal);
     if (!out_.problems.empty()) return std::nullopt;
+    // LibTorch's float64 products round a row by where it stands among others, as those of the
+    // job's dtypes do not.
+    out.rounding = replicas_round();
     out.put_together();
     return out;
   }
@@ -323,11 +329,14 @@ class Proof {
     out_.rows.push_back({"targets and tokens", counts.difference, 0, counts.where});
     const std::string& differ =
         !ranks.end.differ.empty() ? ranks.end.differ : ranks.gradients.differ;
-    out_.rows.push_back({"replicas, to the bit", differ.empty() ? 0 : HUGE_VAL, 0, differ});
+    out_.rows.push_back({replicas_round() > 0 ? "replicas" : "replicas, to the bit",
+                         differ.empty() ? 0 : HUGE_VAL, replicas_round(), differ});
     for (const std::string& holes : {ranks.gradients.holes, ranks.end.holes})
       if (!holes.empty()) out_.problems.push_back(holes);
     if (near == nullptr) find_place(truth, ranks);
   }
+
+  double replicas_round() const { return request_.wide && !request_.job.one_dtype ? kExact : 0; }
 
   // Whether rounding has sent no token to another expert.
   static bool same_routes(const Captured& truth, const Captured& near, const Run& ranks) {
