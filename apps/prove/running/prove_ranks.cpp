@@ -314,6 +314,10 @@ class Proof {
         out.take(apart(run.ranks[r].evaluated, one.evaluated), "rank " + std::to_string(r));
       return out;
     });
+    // One number, to which rounding in one process may come near by chance; the losses are several.
+    if (near != nullptr)
+      out_.rows.back().tolerance =
+          std::max(out_.rows.back().tolerance, out_.rows[first_row].tolerance);
     if (!routed_alike)
       for (size_t i = first_row; i < out_.rows.size(); ++i)
         if (!out_.rows[i].ok())
