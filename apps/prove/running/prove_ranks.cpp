@@ -23,7 +23,8 @@ using comparison::Assembly;
 
 namespace {
 
-constexpr double kExact = 1e-10;  // float64, sums in another order
+constexpr double kExact = 1e-10;      // float64, sums in another order
+constexpr double kTimesRounding = 8;  // as far as ranks may be where one process is once
 // AdamW divides by the root of a square: where a gradient is nearly nothing, its rounding counts.
 constexpr double kUpdate = 1e-6;
 constexpr std::chrono::seconds kCollective{20};
@@ -261,11 +262,21 @@ class Proof {
     Row one{.what = what, .difference = found.difference, .tolerance = exact, .where = found.where};
     if (near != nullptr) {
       const double rounding = measure(*near).difference;
-      one.tolerance = std::max(8 * rounding, 1e-6);
-      if (!(rounding < 0.1))
-        one.not_compared = text::format("rounding alone moves it by %.0e in one process", rounding);
+      one.tolerance = 1e-6;
+      out_.rows.push_back(std::move(one));
+      allow(rounding);
+      return;
     }
     out_.rows.push_back(std::move(one));
+  }
+
+  // That rounding alone moves the last row by so much. Where it is one number, one process may have
+  // come near to it by chance, and what it is made of tells better.
+  void allow(double rounding) {
+    Row& last = out_.rows.back();
+    last.tolerance = std::max(kTimesRounding * rounding, last.tolerance);
+    if (!(rounding < 0.1))
+      last.not_compared = text::format("rounding alone moves it by %.0e in one process", rounding);
   }
 
   void compare(const Run& truth, const Run* near, const Run& ranks) {
@@ -290,6 +301,8 @@ class Proof {
                  "rank " + std::to_string(r));
       return out;
     });
+    // A norm is off by the distance of its gradients at most.
+    if (near != nullptr) allow(distance_of(near->raw, truth.raw).difference);
     if (one.clipped_by.front() < 1)
       row("clipping", kExact, near, ranks, [&](const Run& run) {
         Worst out;
@@ -314,10 +327,7 @@ class Proof {
         out.take(apart(run.ranks[r].evaluated, one.evaluated), "rank " + std::to_string(r));
       return out;
     });
-    // One number, to which rounding in one process may come near by chance; the losses are several.
-    if (near != nullptr)
-      out_.rows.back().tolerance =
-          std::max(out_.rows.back().tolerance, out_.rows[first_row].tolerance);
+    if (near != nullptr) allow(out_.rows[first_row].tolerance / kTimesRounding);
     if (!routed_alike)
       for (size_t i = first_row; i < out_.rows.size(); ++i)
         if (!out_.rows[i].ok())
