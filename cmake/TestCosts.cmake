@@ -8,7 +8,7 @@ set(MESHWRIGHT_TEST_COSTS
   abi_1_0 53 hosts_torchrun_whole 51 runtime_sockets 49 engine_train_sharded 48 package_embed 48 models 46 hosts_faults 43
   hosts_slurm_requeue_whole 42 faults_resume 40 keys 40 recipes 39 capi 38 engine_rendezvous 37 package_wheel 33 readme 33 faults_hang 28
   engine_launch 24 prove_whole 24 hosts 23 conformance_diloco 22 package_jsonl_gz 21 conformance 21 hosts_openmpi_whole 19 site 19 hosts_torchrun 18
-  conformance_fsdp2 18 engine_prove_running 16 prove 16 conformance_moe_ep 16 hosts_mpich_whole 14 python 14 report_page 14 hosts_kubernetes_whole 13 conformance_megatron_fsdp 13
+  conformance_fsdp2 18 engine_prove_running 16 prove 16 support 25 conformance_moe_ep 16 hosts_mpich_whole 14 python 14 report_page 14 hosts_kubernetes_whole 13 conformance_megatron_fsdp 13
   fake_device_attention_cudnn 13 thread_sanitizer_async_save 10 frozen_submodules 9 package_c_abi 8 tokenizer 7 hosts_slurm 6 plugin_jsonl 2)
 set(MESHWRIGHT_WAITING_TESTS hosts_faults hosts_faults_whole hosts_slurm hosts_slurm_whole hosts_slurm_requeue_whole hosts_kubernetes
   hosts_kubernetes_whole faults_hang engine_launch)

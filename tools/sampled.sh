@@ -12,6 +12,7 @@ of_peers="tests/reference_pytorch"
 wholes="
 whole_layouts $running tests/train_configs tests/parity tests/models tests/fixtures tests/data sdk/kit sdk/text engine/data apps/inference configs examples
 whole_prove   $running tests/prove apps/prove apps/cli engine/include sdk/kit configs
+whole_support $running tests/support tests/fixtures apps/prove apps/cli engine/include sdk/kit configs/chats configs/models docs/support.md
 whole_faults  $running tests/faults tests/fixtures tests/data engine/data
 whole_hosts   $running tests/hosts apps/cli apps/doctor apps/performance configs examples
 whole_package $running tests/package tests/diloco tests/jsonl_gz tests/models engine/include sdk/kit apps/capi apps/cli configs docs/c_abi.md examples quickstart

@@ -217,6 +217,10 @@ std::optional<plan::JobPlan> planned(const std::string& toml, int64_t world,
     found.throw_if_any();
     plan::JobPlan plan = plan::make_plan(*job, {.world_size = world});
     plan::check_runs(plan, *job);
+    // A stage may have modules that rank 0's has none of.
+    const int64_t stages = std::max<int64_t>(job->config.shared.sizes.pp, 1);
+    for (int64_t stage = 1; stage < stages; ++stage)
+      plan::make_plan(*job, {.world_size = world, .rank = world / stages * stage});
     return plan;
   } catch (const Error& error) {
     if (why != nullptr && !*why) *why = error;

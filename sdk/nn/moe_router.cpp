@@ -295,11 +295,12 @@ LoadBalance::Pass RouterImpl::count(const Tensor& logits, const Tensor& given,
   if (!balance) return {};
   Tensor scores = given.defined() ? given.detach() : scores_of(logits, config_.score_func);
   if (mask) scores = scores * mask->unsqueeze(1).to(scores.scalar_type());
-  Tensor tokens = mask ? mask->sum().to(at::kFloat)
+  const Tensor sums = wide(scores.sum(0));
+  const at::ScalarType dtype = sums.scalar_type();
+  Tensor tokens = mask ? mask->sum().to(dtype)
                        : at::scalar_tensor(static_cast<double>(indices.size(0)),
-                                           indices.options().dtype(at::kFloat));
-  return load_balance->add(load.to(at::kFloat), scores.sum(0).to(at::kFloat), tokens,
-                           config_.n_activated_experts);
+                                           indices.options().dtype(dtype));
+  return load_balance->add(load.to(dtype), sums, tokens, config_.n_activated_experts);
 }
 
 Routing RouterImpl::forward(const Tensor& x, const std::optional<Tensor>& mask) {

@@ -368,21 +368,22 @@ void add_all_to_all_rows(const ShardingRequest& request, const Axis& ep, int64_t
   }
 }
 
-// Every rank gets the tokens, float32 weights and choices of all, and float32 sums are shared out.
+// Every rank gets the tokens, weights and choices of all, and sums are shared out, both at
+// least in float32.
 void add_all_gather_rows(const ShardingRequest& request, const Axis& ep, int64_t forward,
                          int64_t backward, ScheduleBuilder& schedule) {
-  int64_t element = dtype_size(precision_of(request).param),
+  int64_t element = dtype_size(precision_of(request).param), wide = std::max<int64_t>(element, 4),
           tokens = times(ep.size, tokens_of(request));
   int64_t assignments = times(tokens, request.outline.moe->active_experts),
           width = request.outline.hidden_size;
   schedule.add(ep, Phase::forward, "all_gather", forward,
                times(ep.size, 8));  // the number of tokens
   schedule.add(ep, Phase::forward, "all_gather", forward, times(tokens, width, element));
-  schedule.add(ep, Phase::forward, "all_gather", forward, times(assignments, 4));
+  schedule.add(ep, Phase::forward, "all_gather", forward, times(assignments, wide));
   schedule.add(ep, Phase::forward, "all_gather", forward, times(assignments, 8));
-  schedule.add(ep, Phase::forward, "reduce_scatter", forward, times(tokens, width, 4));
-  schedule.add(ep, Phase::backward, "all_gather", backward, times(tokens, width, 4));
-  schedule.add(ep, Phase::backward, "reduce_scatter", backward, times(assignments, 4));
+  schedule.add(ep, Phase::forward, "reduce_scatter", forward, times(tokens, width, wide));
+  schedule.add(ep, Phase::backward, "all_gather", backward, times(tokens, width, wide));
+  schedule.add(ep, Phase::backward, "reduce_scatter", backward, times(assignments, wide));
   schedule.add(ep, Phase::backward, "reduce_scatter", backward, times(tokens, width, element));
 }
 

@@ -65,10 +65,11 @@ Assembly::Assembly(const std::vector<int64_t>& shape, const at::TensorOptions& o
       owner_(at::full({element_count(shape)}, -1, at::kLong)) {}
 
 std::optional<Assembly::Apart> Assembly::add(int64_t rank, const Region& region,
-                                             const Tensor& values) {
+                                             const Tensor& values, double rounding) {
   const Tensor at = positions_in(region, shape_), given = values.flatten();
   const Tensor owners = owner_.index_select(0, at), there = whole_.index_select(0, at);
-  const Tensor apart = owners.ge(0).logical_and(there.ne(given));
+  const Tensor near = rounding > 0 ? (there - given).abs().le(rounding) : there.eq(given);
+  const Tensor apart = owners.ge(0).logical_and(near.logical_not());
   if (apart.any().item<bool>()) {
     const Tensor where = apart.nonzero().flatten();
     const auto i = where[0].item<int64_t>();

@@ -39,7 +39,7 @@ class Assembly {
  public:
   Assembly(const std::vector<int64_t>& shape, const at::TensorOptions& options);
 
-  // An element that two ranks hold, and not alike to the bit.
+  // An element that two ranks hold, and not alike.
   struct Apart {
     int64_t at = 0;  // in the flattened whole
     double mine = 0;
@@ -47,8 +47,10 @@ class Assembly {
     double theirs = 0;
     int64_t count = 0, of = 0;  // so many of the part's elements are apart
   };
-  // The first element that contradicts what another rank holds; the part is not taken then.
-  std::optional<Apart> add(int64_t rank, const Region& region, const at::Tensor& values);
+  // The first element that contradicts what another rank holds, by more than `rounding` (0: by a
+  // bit); the part is not taken then.
+  std::optional<Apart> add(int64_t rank, const Region& region, const at::Tensor& values,
+                           double rounding = 0);
   // NaN where no rank holds anything.
   at::Tensor whole() const;
   // By element, flattened: the rank that was added last, -1: none.

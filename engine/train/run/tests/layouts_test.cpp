@@ -6,15 +6,13 @@
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <array>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <random>
-#include <set>
 
 #include "engine/train/run/tests/traffic.h"
+#include "sdk/comm/tests/covering.h"
 
 namespace layouts_test {
 
@@ -121,7 +119,7 @@ const std::array<std::vector<Value>, kFactors> kValues = {{
     models(),
 }};
 
-using Row = std::array<size_t, kFactors>;
+using Row = CoveringRow;
 
 const Value& value(const Row& row, Factor f) { return kValues[f][row[f]]; }
 int64_t ranks_of(const Row& row) {
@@ -178,78 +176,16 @@ bool is_planned(const Row& row, const std::vector<std::string>& files) {
   }
 }
 
-using Pair = std::array<size_t, 4>;  // factor, value, factor, value
-
-// Rows in which every two values meet that meet in any plan; and how many do in none.
-struct Covering {
-  std::vector<Row> rows;
-  size_t apart = 0;
-};
-
-Covering covering(const std::vector<std::string>& files, unsigned seed) {
-  std::set<Pair> open;
-  for (size_t f = 0; f < kFactors; ++f)
-    for (size_t g = f + 1; g < kFactors; ++g)
-      for (size_t v = 0; v < kValues[f].size(); ++v)
-        for (size_t w = 0; w < kValues[g].size(); ++w) open.insert({f, v, g, w});
-  auto gain_of = [&](const Row& row, size_t f) {
-    long out = 0;
-    for (size_t g = 0; g < kFactors; ++g)
-      if (g != f)
-        out += open.contains(f < g ? Pair{f, row[f], g, row[g]} : Pair{g, row[g], f, row[f]});
-    return out;
-  };
-  std::mt19937 random(seed);
-  std::map<Row, bool> known;
-  // A row with this pair: each other factor in turn takes the value that meets most others which
-  // have not met.
-  auto made = [&](const Pair& wanted) -> std::optional<Row> {
-    Row row{};
-    row[wanted[0]] = wanted[1], row[wanted[2]] = wanted[3];
+// Rows in which every two values meet that meet in any plan.
+Covering table_of(const std::vector<std::string>& files, unsigned seed) {
+  CoveringFactors factors;
+  for (const std::vector<Value>& values : kValues) factors.sizes.push_back(values.size());
+  factors.can_be = can_be;
+  factors.is = [&](const Row& row) { return is_planned(row, files); };
+  factors.bring = [](Row& row, const CoveringPair& wanted, std::mt19937& random) {
     if (row[ep] != 0 && wanted[2] != model) row[model] = kModels.size() - 1 - random() % kExperts;
-    if (!can_be(row)) return std::nullopt;
-    std::array<size_t, kFactors> order;
-    std::iota(order.begin(), order.end(), 0);
-    for (size_t i = kFactors - 1; i > 0; --i) std::swap(order[i], order[random() % (i + 1)]);
-    for (const size_t f : order) {
-      if (f == wanted[0] || f == wanted[2]) continue;
-      const size_t was = row[f], first = random() % kValues[f].size();
-      std::pair<long, size_t> best{-1, was};
-      for (size_t i = 0; i < kValues[f].size(); ++i) {
-        row[f] = (first + i) % kValues[f].size();
-        if (can_be(row)) best = std::max(best, std::pair(gain_of(row, f), row[f]));
-      }
-      row[f] = best.second;
-    }
-    return row;
   };
-  Covering out;
-  while (!open.empty()) {
-    const Pair wanted = *open.begin();
-    std::vector<std::pair<long, Row>> candidates;
-    for (int i = 0; i < 60; ++i)
-      if (const std::optional<Row> row = made(wanted)) {
-        long gain = 0;
-        for (size_t f = 0; f < kFactors; ++f) gain += gain_of(*row, f);
-        candidates.emplace_back(-gain, *row);
-      }
-    std::sort(candidates.begin(), candidates.end());
-    const auto found = std::find_if(candidates.begin(), candidates.end(), [&](const auto& one) {
-      auto [it, added] = known.try_emplace(one.second);
-      if (added) it->second = is_planned(one.second, files);
-      return it->second;
-    });
-    open.erase(wanted);
-    if (found == candidates.end()) {
-      ++out.apart;
-      continue;
-    }
-    const Row& row = found->second;
-    out.rows.push_back(row);
-    for (size_t f = 0; f < kFactors; ++f)
-      for (size_t g = f + 1; g < kFactors; ++g) open.erase({f, row[f], g, row[g]});
-  }
-  return out;
+  return covering(factors, seed);
 }
 
 // The same without stages and without what changes no bit; nullopt where there is nothing to leave
@@ -351,8 +287,9 @@ TEST_CASE(
     return out;
   };
   for (unsigned seed = 1; seed <= (all_layouts() ? 3 : 1); ++seed) {
-    const Covering table = covering(files, seed);
-    MESSAGE(table.rows.size() << " rows, without " << table.apart << " pairs that no plan has");
+    const Covering table = table_of(files, seed);
+    MESSAGE(table.rows.size() << " rows, without " << table.apart.size()
+                              << " pairs that no plan has");
     for (const Row& row : table.rows) {
       const Layout layout = layout_of(row, files);
       INFO(value(row, model).name << ": " << layout.text());
