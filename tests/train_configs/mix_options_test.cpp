@@ -152,10 +152,9 @@ TEST_CASE("mix: a source's own options are part of what it is, and are told with
   };
   const std::string place = kFolder + "/own.toml:";
   for (const Row& row : std::vector<Row>{
-           {"feilds = { prompt = \"in\" }\n", "unknown key dataset.mix.jsonl.feilds"},
+           {"feilds = { prompt = \"in\" }\n", "unknown table [dataset.mix.jsonl.feilds]"},
            {"date = \"1 May\"\nfields = { prompt = \"in\", completion = \"out\" }\n",
-            "dataset.mix.jsonl.date: \"1 May\" is no date"},
-           {"fields = { prompt = \"im\", completion = \"out\" }\n", "dataset.mix.jsonl.fields"}}) {
+            "dataset.mix.jsonl.date: \"1 May\" is no date"}}) {
     CAPTURE(row.tasks);
     const std::string file = own_columns(row.tasks);
     std::ifstream written(file);
@@ -170,6 +169,20 @@ TEST_CASE("mix: a source's own options are part of what it is, and are told with
     CHECK(out.find(place + std::to_string(at)) != std::string::npos);
   }
   int status = 0;
+  const std::string missing =
+      said("validate " + own_columns("fields = { prompt = \"im\" }\n"), &status);
+  INFO(missing);
+  CHECK(status != 0);
+  CHECK(missing.find("did you mean \"in\"? set dataset.mix.jsonl.fields.prompt = \"in\"") !=
+        std::string::npos);
+  CHECK(missing.find("of [[dataset.mix]] \"tasks\"") != std::string::npos);
+  // Who reads texts has named no plugin.
+  std::ofstream(kFolder + "/text.jsonl") << "{\"text\": 3}\n";
+  const std::string texts = said(
+      "validate configs/text_cpu.toml --set dataset.path='" + kFolder + "/text.jsonl'", &status);
+  INFO(texts);
+  CHECK(texts.find("text.jsonl:1: the row has no string \"text\"") != std::string::npos);
+  CHECK(texts.find("plugin jsonl") == std::string::npos);
   const std::string out =
       said("config explain dataset.mix.jsonl.fields --file " + own_columns(), &status);
   INFO(out);
