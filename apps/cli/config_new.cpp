@@ -6,6 +6,7 @@
 #include <iterator>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "sdk/base/files/json_codec.h"
 #include "sdk/base/words.h"
 #include "sdk/text/tokenizer/folder.h"
+#include "sdk/text/tokenizer/tokenizer.h"
 
 namespace meshwright::cli {
 
@@ -45,7 +47,7 @@ constexpr const char *kSomeModel = "<folder of a Hugging Face model>",
 struct GivenModel {
   fs::path folder, config;
   bool weights = false, tokenizer = false;
-  int64_t hidden = 0, positions = 0, experts = 0;  // 0: not said
+  int64_t hidden = 0, positions = 0, experts = 0, vocabulary = 0;  // 0: not said
 };
 
 std::string folder_of(const GivenModel& model) {
@@ -76,6 +78,7 @@ std::optional<GivenModel> model_at(const fs::path& place) {
   };
   out.hidden = number("hidden_size");
   out.positions = number("max_position_embeddings");
+  out.vocabulary = number("vocab_size");
   out.experts =
       std::max({number("num_local_experts"), number("num_experts"), number("n_routed_experts")});
   out.tokenizer = tokenizer::tokenizer_file(out.folder).has_value();
@@ -375,6 +378,28 @@ std::vector<std::string> to_fill_in(const std::string& text, const std::string& 
   return out;
 }
 
+// Where data would have ids that the model does not know, which validate finds once it reads them.
+std::string tell_vocabulary(const Wanted& job) {
+  if (!job.model || job.model->vocabulary == 0) return {};
+  const std::string_view kind = job.data ? job.data->kind : job.tunes() ? "" : "text";
+  const std::string home = folder_of(*job.model), known = std::to_string(job.model->vocabulary);
+  int64_t given = 256;  // of bytes
+  std::string whose = "texts without a tokenizer are bytes, with ids up to 255";
+  if (kind == "tokens" || kind == "megatron") return {};
+  if (const auto file = tokenizer::tokenizer_file(home)) try {
+      given = tokenizer::Tokenizer::load(*file).size();
+      whose = file->string() + " has ids up to " + std::to_string(given - 1);
+    } catch (const Error& error) {
+      return error.message();
+    }
+  else if (kind.empty())
+    return {};
+  if (given <= job.model->vocabulary) return {};
+  return whose + ", but the vocab_size of " + job.model->config.string() + " is " + known +
+         ": set that to " + std::to_string(given) +
+         (job.tunes() ? " and enlarge its weights" : "") + ", or name the model's own tokenizer";
+}
+
 int run_config_new(Call& call) {
   const fs::path file = call.value("out", "job.toml");
   std::error_code failed;
@@ -391,6 +416,8 @@ int run_config_new(Call& call) {
                  kPurposes[static_cast<size_t>(job.purpose)].what + ", for " +
                  text::counted(job.machine.ranks, "rank") + " on this machine's " +
                  (job.machine.device ? "NVIDIA devices" : "CPUs") + "\n");
+  if (const std::string notice = tell_vocabulary(job); !notice.empty())
+    call.out.write("notice: " + report::printable(notice) + "\n");
   if (const std::vector<std::string> gaps = to_fill_in(text, file.string()); !gaps.empty()) {
     call.out.write("\nFill in first:\n");
     for (const std::string& gap : gaps) call.out.write("  " + report::printable(gap) + "\n");

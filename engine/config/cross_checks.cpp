@@ -332,10 +332,15 @@ void tell_idle_data(const Config& config, const PluginSchemas& plugins, Diagnost
     if (one.active || table == "model") continue;
     const bool texts = name == kTextComponent;
     if (texts && awaits_tokenizer(config, table)) continue;
-    tell_without_effect(config.table(one.schema.table), "*",
-                        texts ? "unless " + table + ".kind = \"text\" is read with a tokenizer"
-                              : "without " + table + ".plugin = \"" + name + "\"",
-                        diagnostics);
+    const std::string because =
+        texts ? "unless " + table + ".kind = \"text\" is read with a tokenizer"
+              : "without " + table + ".plugin = \"" + name + "\"";
+    tell_without_effect(config.table(one.schema.table), "*", because, diagnostics);
+    // Of other plugins check_sources() has refused what a source says for itself.
+    if (const auto own = config.lists.find(list_below(sources_of(table), name));
+        texts && own != config.lists.end())
+      for (const Options& source : own->second)
+        tell_without_effect(source, "*", because, diagnostics);
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "engine/config/foreign.h"
 #include "engine/config/source.h"
+#include "engine/config/sources.h"
 #include "engine/config/toml_value.h"
 #include "meshwright/dtype.h"
 #include "sdk/base/plain_text.h"
@@ -92,6 +93,11 @@ Found find_exactly(const std::string& what, const std::vector<OptionSchema>& sch
     }
   }
   for (const ErrorInfo& info : error_catalog()) names.push_back(code_string(info.code));
+  // What one source of a mix is told, [dataset.mix.jsonl], is what all are.
+  if (const std::string of_all = table_of_all(what); !of_all.empty())
+    if (const Found found = find_exactly(of_all, schemas, names);
+        found.table != nullptr && found.table->table.find('.') != std::string::npos)
+      return found;
   // A bare option name is enough where only one table has it.
   Found found;
   for (const OptionSchema& schema : schemas)
@@ -356,6 +362,9 @@ boost::json::object json_schema(const PluginSchemas& plugins) {
       if (option->default_value == nullptr && (option->flags & MESHWRIGHT_OPTIONAL) == 0)
         required.emplace_back(option->name);
     item["required"] = std::move(required);
+    // Options that a plugin has for this source alone.
+    if (schema.table != kGroupTable)
+      item["additionalProperties"] = json::object{{"type", "object"}};
     one = json::object{{"type", "array"}, {"items", std::move(item)}};
   }
   // Tables of plugins that this installation does not have may stand in a shared file.
@@ -491,22 +500,33 @@ std::vector<std::string> table_order(const Config& config) {
   return out;
 }
 
+// What was given of a table: pattern = "a.*", frozen = true.
+std::string given_toml(const Options& table) {
+  std::string out;
+  for (const meshwright_option* option : table.schema().options)
+    if (table.is_given(option->name))
+      out += (out.empty() ? "" : ", ") + std::string(option->name) + " = " +
+             (table.is_set(option->name) ? value_text(table.value(option->name)) : kNotSet);
+  return out;
+}
+
 // A list as one value: [{pattern = "a.*", frozen = true}].
-std::string list_toml(const std::vector<Options>& tables) {
+std::string list_toml(const Config& config, const std::string& list) {
+  const std::vector<Options>& tables = config.list(list);
   std::string out = "[";
-  for (const Options& table : tables) {
-    std::string line;
-    for (const meshwright_option* option : table.schema().options)
-      if (table.is_given(option->name))
-        line += (line.empty() ? "" : ", ") + std::string(option->name) + " = " +
-                (table.is_set(option->name) ? value_text(table.value(option->name)) : kNotSet);
-    out += (out.size() > 1 ? ", {" : "{") + line + "}";
+  for (size_t i = 0; i < tables.size(); ++i) {
+    out += (i > 0 ? ", {" : "{") + given_toml(tables[i]);
+    for (const auto& [name, own] : lists_below_tables(config, list))
+      if (says_any((*own)[i])) out += ", " + name + " = {" + given_toml((*own)[i]) + "}";
+    out += "}";
   }
   return out + "]";
 }
 
-void add_rows(const Options& table, bool with_origins, std::string& out) {
+// `given`: nothing else, where a default would be in place of another table's value.
+void add_rows(const Options& table, bool with_origins, std::string& out, bool given = false) {
   for (const meshwright_option* option : table.schema().options) {
+    if (given && !table.is_given(option->name)) continue;
     // TOML has no null: what is not set and cannot be written as "none" is left out.
     bool set = table.is_set(option->name);
     std::string line =
@@ -520,9 +540,10 @@ void add_rows(const Options& table, bool with_origins, std::string& out) {
   }
 }
 
-json::object rows_json(const Options& table) {
+json::object rows_json(const Options& table, bool given = false) {
   json::object rows;
   for (const meshwright_option* option : table.schema().options) {
+    if (given && !table.is_given(option->name)) continue;
     Origin origin = table.origin(option->name);
     json::object row{{"value", value_json(table.value(option->name))},
                      {"origin", origin_text(table, option->name)}};
@@ -549,9 +570,9 @@ std::vector<std::pair<std::string, const std::vector<Options>*>> lists_below(
 
 std::string value_toml(const Config& config, const std::string& key) {
   std::vector<std::string> known;
-  for (const auto& [name, tables] : config.lists) {
-    known.push_back(name);
-    if (name == key) return list_toml(tables);
+  for (const OptionSchema& list : list_schemas()) {
+    known.push_back(list.table);
+    if (list.table == key) return list_toml(config, key);
   }
   for (const std::string& name : table_order(config)) {
     const Options& table = config.table(name);
@@ -576,9 +597,15 @@ std::string show_toml(const Config& config, bool with_origins,
     if (!name.empty()) out += (out.empty() ? "[" : "\n[") + name + "]\n";
     add_rows(table, with_origins, out);
     for (const auto& [list, tables] : lists_below(config, name))
-      for (const Options& one : *tables) {
+      for (size_t i = 0; i < tables->size(); ++i) {
         out += "\n[[" + list + "]]\n";
-        add_rows(one, with_origins, out);
+        // What a source does not say, "none" would take from it.
+        add_rows((*tables)[i], with_origins, out, /*given=*/list != kGroupTable);
+        for (const auto& [below, own] : lists_below_tables(config, list)) {
+          if (!says_any((*own)[i])) continue;
+          out += "\n[" + list_below(list, below) + "]\n";
+          add_rows((*own)[i], with_origins, out, /*given=*/true);
+        }
       }
   }
   return out;
@@ -590,7 +617,12 @@ boost::json::object show_json(const Config& config) {
     out[name.empty() ? "(root)" : name] = rows_json(config.table(name));
     for (const auto& [list, tables] : lists_below(config, name)) {
       json::array all;
-      for (const Options& one : *tables) all.push_back(rows_json(one));
+      for (size_t i = 0; i < tables->size(); ++i) {
+        json::object one = rows_json((*tables)[i]);
+        for (const auto& [below, own] : lists_below_tables(config, list))
+          if (says_any((*own)[i])) one[below] = rows_json((*own)[i], /*given=*/true);
+        all.push_back(std::move(one));
+      }
       out[list] = std::move(all);
     }
   }

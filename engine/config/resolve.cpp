@@ -10,6 +10,7 @@
 #include "engine/config/cross_checks.h"
 #include "engine/config/foreign.h"
 #include "engine/config/source.h"
+#include "engine/config/sources.h"
 #include "engine/config/toml_value.h"
 #include "sdk/base/words.h"
 
@@ -132,9 +133,10 @@ Error unknown_key(const KnownKeys& known, const std::string& table, const std::s
   if (!home.empty() || !near.empty()) return error;
   if (const ForeignName* foreign = find_foreign_elsewhere(entry.key))
     return error.help(foreign_text(*foreign, entry.key));
-  const bool of_component =
-      std::any_of(known.plugins.components.begin(), known.plugins.components.end(),
-                  [&](const auto& c) { return c.schema.table == table; });
+  const bool of_component = std::any_of(
+      known.plugins.components.begin(), known.plugins.components.end(), [&](const auto& c) {
+        return c.schema.table == table || c.schema.table == table_of_all(table);
+      });
   return error.help((from_set ? "remove --set " + key : std::string("remove the line")) +
                     "; `meshwright config explain" + (table.empty() ? "" : " " + table) +
                     (of_component ? " --file JOB" : "") + "` lists the keys");
@@ -159,6 +161,7 @@ class Resolver {
       if (!config_.tables.contains(s.schema.table)) add(s.schema);
     for (const PluginSchemas::Component& one : plugins_.components) add(one.schema);
     read_table("", source_.root);
+    fill_own_tables();
     check_between_keys(config_, source_, plugins_, diagnostics_);
     return std::move(config_);
   }
@@ -235,7 +238,7 @@ class Resolver {
       for (const Entry& entry : item.entries) {
         if (const meshwright_option* option = schema.find(entry.key))
           set(options, *option, entry, entry.key);
-        else
+        else if (!read_own_table(key, entry))
           unknown_in_list(options, join_key(key, entry.key), entry);
       }
       std::vector<Options>& all = config_.lists[key];
@@ -257,6 +260,33 @@ class Resolver {
                                 "\" has no effect with frozen = true");
       all.push_back(std::move(options));
     }
+  }
+
+  // [dataset.mix.jsonl] below one of [[dataset.mix]]: as [dataset.jsonl], of this source alone.
+  bool read_own_table(const std::string& list, const Entry& entry) {
+    const std::string name = list_below(list, entry.key);
+    const auto found =
+        std::ranges::find(plugins_.components, table_of_all(name),
+                          [](const auto& component) { return component.schema.table; });
+    if (!entry.value.is_table() || found == plugins_.components.end()) return false;
+    OptionSchema schema = found->schema;
+    schema.table = name;
+    std::vector<Options>& all = config_.lists[name];
+    all.resize(config_.lists[list].size() + 1, Options(schema));
+    for (const Entry& one : entry.value.entries) {
+      if (const meshwright_option* option = schema.find(one.key))
+        set(all.back(), *option, one, one.key);
+      else
+        unknown_in_list(all.back(), join_key(name, one.key), one);
+    }
+    return true;
+  }
+  // Tables below later ones may be missing.
+  void fill_own_tables() {
+    for (const char* list : {kMixTable, kSetTable})
+      for (const auto& [name, tables] : lists_below_tables(config_, list))
+        config_.lists[list_below(list, name)].resize(config_.lists[list].size(),
+                                                     Options(tables->front().schema()));
   }
 
   void unknown_in_list(const Options& options, const std::string& key, const Entry& entry) {

@@ -294,7 +294,8 @@ const std::vector<meshwright_option>& inherited_options() {
       if (one.name == std::string_view("plugin"))
         one.doc =
             "A data set that a plugin brings, in place of kind; its options are those of the table "
-            "of its name below [dataset] or [validation_dataset].";
+            "of its name below this one, and where that has none below [dataset] or "
+            "[validation_dataset].";
       out.push_back(one);
     }
     return out;

@@ -474,6 +474,11 @@ std::vector<std::string> Source::component_tables() const {
     if (const Value* found = descend(impl_->root, {table}))
       for (const Entry& entry : found->entries) {
         if (entry.value.is_table()) out.push_back(std::string(table) + "." + entry.key);
+        // Those of a source of its own, [dataset.mix.jsonl].
+        for (const Value& source : entry.value.items)
+          for (const Entry& own : source.entries)
+            if (own.value.is_table() && own.key != "schedule")
+              out.push_back(std::string(table) + "." + own.key);
         // A kind that is none of the engine's is perhaps a plugin's name.
         if (const std::string* kind = entry.key == "kind" ? entry.value.as_text() : nullptr;
             kind != nullptr && !is_own_kind(table, *kind))

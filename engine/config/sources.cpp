@@ -55,7 +55,7 @@ std::vector<std::pair<int64_t, double>> schedule_of(const Options& source) {
 Options effective(const Options& table, const Options& source) {
   Options out = table;
   // A kind of its own is in place of a plugin that the table names; files are nobody else's.
-  if (source.is_given("kind")) out.set("plugin", OptionValue(), source.origin("kind"));
+  if (source.is_set("kind")) out.set("plugin", OptionValue(), source.origin("kind"));
   out.set("path", OptionValue(), source.origin("name"));
   for (const meshwright_option* option : table.schema().options) {
     if (source.schema().find(option->name) == nullptr || !source.is_given(option->name)) continue;
@@ -79,6 +79,51 @@ std::string sources_of(const std::string& table) {
   return table == "dataset" ? kMixTable : kSetTable;
 }
 
+std::string list_below(const std::string& list, const std::string& name) {
+  return list + "." + name;
+}
+
+std::vector<std::pair<std::string, const std::vector<Options>*>> lists_below_tables(
+    const Config& config, const std::string& list) {
+  std::vector<std::pair<std::string, const std::vector<Options>*>> out;
+  const std::string prefix = list_below(list, "");
+  for (const auto& [name, tables] : config.lists)
+    if (name.starts_with(prefix)) out.emplace_back(name.substr(prefix.size()), &tables);
+  return out;
+}
+
+std::string table_of_all(const std::string& table) {
+  for (const char* of : {"dataset", "validation_dataset"})
+    if (const std::string prefix = list_below(sources_of(of), ""); table.starts_with(prefix))
+      return std::string(of) + "." + table.substr(prefix.size());
+  return {};
+}
+
+bool says_any(const Options& table) {
+  return std::ranges::any_of(table.schema().options, [&](const meshwright_option* option) {
+    return table.is_given(option->name);
+  });
+}
+
+namespace {
+
+// What the table of all sources says to this plugin, and a source's own in its place.
+std::optional<Options> plugin_options(const Config& config, const std::string& table,
+                                      const std::string& plugin, size_t source) {
+  const auto of_all = config.tables.find(table + "." + plugin);
+  if (of_all == config.tables.end()) return std::nullopt;
+  const auto own = config.lists.find(list_below(sources_of(table), plugin));
+  if (own == config.lists.end() || !says_any(own->second[source])) return of_all->second;
+  Options out = own->second[source];
+  for (const meshwright_option* option : out.schema().options)
+    if (!out.is_given(option->name) && of_all->second.is_given(option->name))
+      out.set(option->name, of_all->second.value(option->name),
+              of_all->second.origin(option->name));
+  return out;
+}
+
+}  // namespace
+
 std::vector<NamedSource> named_sources(const Config& config, const std::string& table) {
   std::vector<NamedSource> out;
   for (const Options& source : config.list(sources_of(table))) {
@@ -92,6 +137,8 @@ std::vector<NamedSource> named_sources(const Config& config, const std::string& 
       one.epochs = number("epochs");
       one.schedule = schedule_of(source);
     }
+    if (const std::string plugin = component_of(one.options); !plugin.empty())
+      one.plugin = plugin_options(config, table, plugin, out.size());
     out.push_back(std::move(one));
   }
   return out;
@@ -159,6 +206,8 @@ class Checks {
     for (size_t i = 0; i < sources_.size(); ++i) {
       check_name(i);
       check_data(sources_[i]);
+      check_own(i);
+      tell_idle(sources_[i]);
     }
     if (table_.schema().table == "dataset") check_weights();
   }
@@ -185,7 +234,7 @@ class Checks {
               .help(std::string("add path = \"data/") + (kind == "text" ? "*.txt" : "train.bin") +
                     "\"")
               .help("add kind = \"mock\" for synthetic tokens"));
-    if (plugin && source.is_given("kind"))
+    if (plugin && source.is_set("kind"))
       add(wrong(source, "kind", ErrorCode::conflict,
                 "kind and plugin both say what it is: one of them")
               .help("leave out kind"));
@@ -199,6 +248,55 @@ class Checks {
                 "packing = true needs the token that ends a document")
               .help("add document_end = 2, or whatever the tokenizer's end is")
               .help("add packing = false"));
+  }
+
+  // A table for a plugin that does not read it would be left out without a word.
+  void check_own(size_t number) {
+    const Options options = effective(table_, sources_[number]);
+    const bool plugin = options.is_set("plugin"), bytes = options.get_string("tokenizer") == kBytes;
+    const std::string kind = options.get_string("kind");
+    // A text is read by a plugin where there is a tokenizer, which the model may bring later on.
+    const std::string reads = plugin                     ? options.get_string("plugin")
+                              : kind == "text" && !bytes ? kTextComponent
+                                                         : "";
+    for (const auto& [name, tables] : lists_below_tables(config_, key_)) {
+      if (name == reads || !says_any((*tables)[number])) continue;
+      const bool of_text = name == kTextComponent, by_tokenizer = of_text && kind == "text";
+      add(wrong(sources_[number],
+                plugin         ? "plugin"
+                : by_tokenizer ? "tokenizer"
+                               : "kind",
+                ErrorCode::conflict,
+                "it has a table [" + list_below(key_, name) + "], but is " +
+                    (plugin         ? "read by the plugin " + options.get_string("plugin")
+                     : by_tokenizer ? "read as bytes"
+                                    : "of kind \"" + kind + "\""))
+              .help(plugin && of_text ? "set kind = \"text\" and leave out plugin"
+                    : by_tokenizer    ? "set tokenizer to the folder of one"
+                    : of_text         ? "set kind = \"text\""
+                                      : "set plugin = \"" + name + "\"")
+              .help("leave out [" + list_below(key_, name) + "]"));
+    }
+  }
+
+  // As the rules of cross_checks.cpp have it of [dataset].
+  void tell_idle(const Options& source) {
+    const Options options = effective(table_, source);
+    const bool plugin = options.is_set("plugin");
+    const std::string kind = options.get_string("kind");
+    const struct {
+      const char* key;
+      bool works;
+      const char* because;
+    } rules[] = {{"path", plugin || kind != "mock", "with kind = \"mock\""},
+                 {"dtype", !plugin && kind == "tokens", "unless kind = \"tokens\""},
+                 {"tokenizer", !plugin && kind == "text", "unless kind = \"text\""},
+                 {"document_end", options.get_bool("packing"), "without packing = true"}};
+    for (const auto& [key, works, because] : rules)
+      if (!works && source.is_set(key) && source.value(key) != OptionValue(std::string("auto")))
+        diagnostics_.notice(key_ + "." + key + " of " +
+                            meshwright::to_toml(source.get_string("name")) + " has no effect " +
+                            (plugin ? "with plugin" : because));
   }
 
   void check_weights() {

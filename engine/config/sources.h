@@ -25,7 +25,22 @@ struct NamedSource {
   // Of a mix: at most one of both, and other weights from steps on, in their order.
   std::optional<double> weight = {}, epochs = {};
   std::vector<std::pair<int64_t, double>> schedule = {};
+  // Of the plugin that reads it: what [dataset.jsonl] says, where its own [dataset.mix.jsonl] does
+  // not. Empty: the engine reads it.
+  std::optional<Options> plugin = {};
 };
+
+// Where a Config has what the tables of a list say below themselves, [dataset.mix.jsonl]: a list of
+// this name, as long as the other one.
+std::string list_below(const std::string& list, const std::string& name);
+// Those of a list, with the names of the tables.
+std::vector<std::pair<std::string, const std::vector<Options>*>> lists_below_tables(
+    const Config& config, const std::string& list);
+// The table that says to all sources what this one, [dataset.mix.jsonl], says to one of them; "":
+// it is no such table.
+std::string table_of_all(const std::string& table);
+// Whether anything of it was given.
+bool says_any(const Options& table);
 
 // Those of [dataset] or [validation_dataset], in the order of the file; none: the table names its
 // data itself. Throws Error(out_of_range) for a schedule that is none.

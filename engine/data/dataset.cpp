@@ -122,9 +122,21 @@ Error renamed(const Error& error, const std::string& from, const std::string& to
 
 Error named(Error error, const DatasetConfig& config) {
   if (config.name.empty()) return error;
-  if (config.plugin) {  // whose options stand in the table, for all its sources
-    const std::string& table = config.plugin->options.schema().table;
-    error = renamed(error, config.table + table.substr(table.rfind('.')) + ".", table + ".");
+  if (config.plugin) {  // whose options stand in a table for all sources, or in the source's own
+    const Options& options = config.plugin->options;
+    const std::string table = options.schema().table + ".",
+                      own = config.table + table.substr(options.schema().table.rfind('.'));
+    error = renamed(error, own, table);
+    if (const std::string key = error.key(); key.starts_with(table)) {
+      const std::string option =
+          key.substr(table.size(), key.find('.', table.size()) - table.size());
+      if (error.origin().source == Origin::Source::builtin &&
+          options.schema().find(option) != nullptr && options.is_given(option))
+        error.at(options.origin(option));
+      if (own != table)
+        error.help("to say it to this source alone, write [" + own.substr(0, own.size() - 1) +
+                   "] below it");
+    }
   }
   if (error.origin().source == Origin::Source::builtin) error.at(config.place);
   return error.note("of [[" + config.table + "]] " + to_toml(config.name));

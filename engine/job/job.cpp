@@ -483,12 +483,12 @@ std::string tell_steps(int64_t samples, int64_t batch, std::optional<int64_t> do
 
 namespace {
 
-void add_plugin(const plan::Job& job, const std::string& table, const loader::LoadedDataset& found,
+// `options`: those of the plugin; `given`: what the table says itself.
+void add_plugin(const plan::Job& job, const loader::LoadedDataset& found, const Options& options,
                 const Options& given, DatasetConfig& out) {
-  const std::string& name = found.info->name;
-  out.plugin = PluginData{.name = name,
+  out.plugin = PluginData{.name = found.info->name,
                           .kind = found.made,
-                          .options = job.config.table(table + "." + name),
+                          .options = options,
                           .pretrained = job.config.table("model").get_string("pretrained")};
   if (out.of_plugged_kind() && given.is_set("tokenizer"))
     out.plugin->pretrained = given.get_string("tokenizer");
@@ -500,9 +500,13 @@ DatasetConfig source_config(const plan::Job& job, const std::string& table,
                             const config::NamedSource& source, int64_t vocab_size, uint64_t seed) {
   DatasetConfig out =
       dataset_config(source.options, vocab_size, base::mix64(seed ^ base::fnv1a(source.name)));
-  if (const std::string plugin = config::component_of(source.options); !plugin.empty())
-    add_plugin(job, table, job.registry->find_dataset(plugin, table + ".plugin"), source.options,
-               out);
+  if (const std::string plugin = config::component_of(source.options); !plugin.empty()) {
+    const loader::LoadedDataset found = job.registry->find_dataset(plugin, table + ".plugin");
+    // Named by an alias it has the table of all sources.
+    add_plugin(job, found,
+               source.plugin ? *source.plugin : job.config.table(table + "." + found.info->name),
+               source.options, out);
+  }
   out.table = config::sources_of(table);
   out.name = source.name;
   out.place = out.path.empty() ? source.place : source.options.origin("path");
@@ -529,7 +533,7 @@ DatasetConfig dataset_config(const plan::Job& job, const std::string& table, int
   DatasetConfig out = dataset_config(options, vocab_size, seed);
   if (const std::optional<loader::LoadedDataset>& found =
           table == "dataset" ? job.dataset : job.validation_dataset)
-    add_plugin(job, table, *found, options, out);
+    add_plugin(job, *found, job.config.table(table + "." + found->info->name), options, out);
   return out;
 }
 

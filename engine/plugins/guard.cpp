@@ -64,51 +64,61 @@ class GuardedFamily final : public PluginObject<ModelFamily> {
   }
 };
 
-class GuardedSource final : public PluginObject<SampleSource> {
+// Data. `named`: whether an Error says whose they are; who reads texts has named no plugin.
+template <class Interface>
+class GuardedData : public PluginObject<Interface> {
  public:
-  using PluginObject::PluginObject;
-  int64_t samples() const override { return call_hook("samples", &SampleSource::samples); }
-  void read(int64_t sample, const SampleView& out) const override {
-    call_hook("read", &SampleSource::read, sample, out);
+  GuardedData(const detail::PluginCode* plugin, std::shared_ptr<Interface> made,
+              const char* destructor, bool named)
+      : PluginObject<Interface>(plugin, std::move(made), destructor), named_(named) {}
+
+ protected:
+  template <class Method, class... Given>
+  decltype(auto) hook(const char* doing, Method method, Given&&... given) const {
+    return named_ ? this->call_hook(doing, method, std::forward<Given>(given)...)
+                  : this->call(doing, method, std::forward<Given>(given)...);
   }
-  std::string describe() const override { return call_hook("describe", &SampleSource::describe); }
-  uint64_t fingerprint() const override {
-    return call_hook("fingerprint", &SampleSource::fingerprint);
-  }
-  bool has_documents() const override {
-    return call_hook("has_documents", &SampleSource::has_documents);
-  }
-  bool has_weights() const override { return call_hook("has_weights", &SampleSource::has_weights); }
-  std::vector<std::string> files() const override {
-    return call_hook("files", &SampleSource::files);
-  }
-  std::vector<std::string> report() const override {
-    return call_hook("report", &SampleSource::report);
-  }
-  void* extension(uint32_t id) override {
-    return call_hook("extension", &SampleSource::extension, id);
-  }
+  bool named() const { return named_; }
+
+ private:
+  bool named_;
 };
 
-class GuardedKind final : public PluginObject<DatasetKind> {
+class GuardedSource final : public GuardedData<SampleSource> {
  public:
-  using PluginObject::PluginObject;
+  using GuardedData::GuardedData;
+  int64_t samples() const override { return hook("samples", &SampleSource::samples); }
+  void read(int64_t sample, const SampleView& out) const override {
+    hook("read", &SampleSource::read, sample, out);
+  }
+  std::string describe() const override { return hook("describe", &SampleSource::describe); }
+  uint64_t fingerprint() const override { return hook("fingerprint", &SampleSource::fingerprint); }
+  bool has_documents() const override {
+    return hook("has_documents", &SampleSource::has_documents);
+  }
+  bool has_weights() const override { return hook("has_weights", &SampleSource::has_weights); }
+  std::vector<std::string> files() const override { return hook("files", &SampleSource::files); }
+  std::vector<std::string> report() const override { return hook("report", &SampleSource::report); }
+  void* extension(uint32_t id) override { return hook("extension", &SampleSource::extension, id); }
+};
+
+class GuardedKind final : public GuardedData<DatasetKind> {
+ public:
+  using GuardedData::GuardedData;
   void validate(const DatasetRequest& request, Diagnostics& diagnostics) const override {
-    call_hook("validate, checking its options", &DatasetKind::validate, request, diagnostics);
+    hook("validate, checking its options", &DatasetKind::validate, request, diagnostics);
   }
   void prepare(const DatasetRequest& request) const override {
-    call_hook("prepare", &DatasetKind::prepare, request);
+    hook("prepare", &DatasetKind::prepare, request);
   }
   std::unique_ptr<SampleSource> open(const DatasetRequest& request) const override {
     std::unique_ptr<SampleSource> source =
-        call_hook("open, opening its data set", &DatasetKind::open, request);
+        hook("open, opening its data set", &DatasetKind::open, request);
     if (!source) return nullptr;
     return std::make_unique<GuardedSource>(plugin(), std::move(source),
-                                           "the destructor of its data set");
+                                           "the destructor of its data set", named());
   }
-  void* extension(uint32_t id) override {
-    return call_hook("extension", &DatasetKind::extension, id);
-  }
+  void* extension(uint32_t id) override { return hook("extension", &DatasetKind::extension, id); }
 };
 
 }  // namespace
@@ -122,9 +132,10 @@ std::shared_ptr<ModelFamily> guard(const LoadedPlugin& plugin, std::shared_ptr<M
                                          "the destructor of its model family");
 }
 
-std::shared_ptr<DatasetKind> guard(const LoadedPlugin& plugin, std::shared_ptr<DatasetKind> made) {
+std::shared_ptr<DatasetKind> guard(const LoadedPlugin& plugin, std::shared_ptr<DatasetKind> made,
+                                   bool named) {
   return std::make_shared<GuardedKind>(plugin.code, std::move(made),
-                                       "the destructor of its kind of data set");
+                                       "the destructor of its kind of data set", named);
 }
 
 }  // namespace meshwright::loader

@@ -6,10 +6,13 @@
 #include <algorithm>
 #include <cstdlib>
 #include <deque>
+#include <string_view>
+#include <type_traits>
 
 #define BOOST_DLL_USE_STD_FS 1
 #include <boost/dll/shared_library.hpp>
 
+#include "engine/config/config.h"
 #include "engine/plugins/verify_library.h"
 #include "sdk/base/checks.h"
 #include "sdk/base/host_facts.h"
@@ -173,8 +176,13 @@ std::shared_ptr<Made> make(const LoadedPlugin& plugin, const Raw& raw, const std
                 who + " could not be made: " +
                     (status.message[0] != '\0' ? status.message : "no reason given"));
   }
-  return guard(plugin, std::shared_ptr<Made>(static_cast<Made*>(made),
-                                             [destroy = raw.destroy](Made* it) { destroy(it); }));
+  std::shared_ptr<Made> out(static_cast<Made*>(made),
+                            [destroy = raw.destroy](Made* it) { destroy(it); });
+  // Texts are of a kind of [dataset]: no plugin was asked for.
+  if constexpr (std::is_same_v<Made, DatasetKind>)
+    return guard(plugin, std::move(out), raw.name != std::string_view(config::kTextComponent));
+  else
+    return guard(plugin, std::move(out));
 }
 
 }  // namespace

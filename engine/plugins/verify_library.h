@@ -58,7 +58,8 @@ bool answers_to(const ComponentInfo& info, const std::string& name);
 std::shared_ptr<Strategy> guard(const LoadedPlugin& plugin, std::shared_ptr<Strategy> made);
 // Refuses outlines and first values that cannot be right, by Error(plugin_nonconforming).
 std::shared_ptr<ModelFamily> guard(const LoadedPlugin& plugin, std::shared_ptr<ModelFamily> made);
-// The data sets that it opens likewise.
-std::shared_ptr<DatasetKind> guard(const LoadedPlugin& plugin, std::shared_ptr<DatasetKind> made);
+// The data sets that it opens likewise. `named`: whether Errors get that note, too.
+std::shared_ptr<DatasetKind> guard(const LoadedPlugin& plugin, std::shared_ptr<DatasetKind> made,
+                                   bool named);
 
 }  // namespace meshwright::loader

@@ -32,8 +32,8 @@ std::string names_of(const StoreCounts::Names& names) {
 
 Error about(const DatasetRequest& request, const char* option, ErrorCode code,
             const std::string& message) {
-  return Error(code, options_table(request.table, "jsonl") + "." + option + ": " + message)
-      .key(options_table(request.table, "jsonl") + "." + option)
+  return Error(code, request.options.schema().table + "." + option + ": " + message)
+      .key(request.options.schema().table + "." + option)
       .at(request.options.origin(option));
 }
 
@@ -55,8 +55,7 @@ std::optional<chat::Date> date_of(const DatasetRequest& request) {
           .ok();
   if (!fine)
     throw about(request, "date", ErrorCode::bad_choice, "\"" + text + "\" is no date")
-        .help("set " + options_table(request.table, "jsonl") +
-              ".date = \"2024-07-26\", or \"none\"");
+        .help("set " + request.options.schema().table + ".date = \"2024-07-26\", or \"none\"");
   return out;
 }
 
@@ -93,7 +92,7 @@ Value variables_of(const DatasetRequest& request) {
 
 Asked asked_of(const DatasetRequest& request) {
   Asked out;
-  out.table = options_table(request.table, "jsonl");
+  out.table = request.options.schema().table;
   const std::string format = request.options.get_string("format");
   for (RowKind kind : {RowKind::messages, RowKind::prompt_completion, RowKind::text})
     if (format == name_of(kind)) out.format = kind;
@@ -189,7 +188,7 @@ SampleSettings settings_of(const DatasetRequest& request, const JsonlOptions& op
 JsonlOptions JsonlOptions::read(const DatasetRequest& request) {
   const Options& given = request.options;
   JsonlOptions out;
-  out.table = options_table(request.table, "jsonl");
+  out.table = request.options.schema().table;
   read_files(request, out);
   out.folder = given.is_set("tokenizer") ? given.get_string("tokenizer") : request.pretrained;
   if (!tokenizer::tokenizer_file(out.folder))
@@ -237,7 +236,7 @@ void JsonlKind::validate(const DatasetRequest& request, Diagnostics& found) cons
   if (request.pretrained.empty() && !request.options.is_set("tokenizer"))
     found.add(about(request, "tokenizer", ErrorCode::bad_tokenizer,
                     "there is no tokenizer, since the model has no folder")
-                  .help("set " + options_table(request.table, "jsonl") +
+                  .help("set " + request.options.schema().table +
                         ".tokenizer to a folder with tokenizer.json")
                   .help("or set model.pretrained to one"));
 }

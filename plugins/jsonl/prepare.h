@@ -17,11 +17,6 @@
 
 namespace meshwright::jsonl {
 
-// "dataset.jsonl": a source of dataset.mix, or a set, has the options of the whole data set.
-inline std::string options_table(const std::string& table, const char* options) {
-  return table.substr(0, table.find('.')) + "." + options;
-}
-
 // Helps for an error of `chat` (nullptr: it could not be read) over `row`, whose messages `request`
 // has. `message` is that of the error, `table` that of the options.
 std::vector<std::string> template_help(const std::string& message, const chat::ChatTemplate* chat,

@@ -54,7 +54,7 @@ SampleSettings pack_settings(const DatasetRequest& request, const TextOptions& o
 }  // namespace
 
 void TextKind::validate(const DatasetRequest& request, Diagnostics& found) const {
-  const std::string table = options_table(request.table, "text");
+  const std::string table = request.options.schema().table;
   if (request.path.empty())
     found.add(Error(ErrorCode::missing_key, request.table + ".path is needed: the texts")
                   .key(request.table + ".path")

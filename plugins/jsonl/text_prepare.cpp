@@ -74,7 +74,7 @@ DocumentRules rules_of(const DatasetRequest& request, const std::string& table) 
 TextOptions TextOptions::read(const DatasetRequest& request) {
   const Options& given = request.options;
   TextOptions out;
-  out.table = options_table(request.table, "text");
+  out.table = request.options.schema().table;
   out.path_key = request.table + ".path";
   out.tokenizer_key = request.table + ".tokenizer";
   out.rules = rules_of(request, out.table);

@@ -47,6 +47,30 @@ std::string made_and_trained(const fs::path& folder, const std::string& purpose,
   return trained.out;
 }
 
+TEST_CASE("a vocabulary that is smaller than the tokenizer's is told") {
+  const Folder folder;
+  folder.put("texts/a.txt", "a text");
+  const std::string tiny = kSource + "configs/models/chat-tiny";
+  const Ran fits = start(folder.path, "config new --pretrain " + tiny + " texts --out fits.toml");
+  INFO(fits.out);
+  CHECK(fits.status == 0);
+  CHECK(!fits.says("notice"));
+  folder.put("small/config.json",
+             R"({"model_type": "llama", "hidden_size": 16, "vocab_size": 100})");
+  const Ran bytes = start(folder.path, "config new --pretrain small texts --out bytes.toml");
+  INFO(bytes.out);
+  CHECK(
+      bytes.says("notice: texts without a tokenizer are bytes, with ids up to 255, but the "
+                 "vocab_size of small/config.json is 100: set that to 256"));
+  fs::copy_file(tiny + "/tokenizer.json", folder.path / "small/tokenizer.json");
+  const Ran small = start(folder.path, "config new --pretrain small texts --out small.toml");
+  INFO(small.out);
+  CHECK(small.status == 0);
+  CHECK(
+      small.says("notice: small/tokenizer.json has ids up to 258, but the vocab_size of "
+                 "small/config.json is 100: set that to 259"));
+}
+
 TEST_CASE("each purpose gets a file that validates and trains as it is") {
   const Folder folder;
   std::string text;

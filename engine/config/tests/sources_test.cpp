@@ -2,6 +2,8 @@
 // place, and what is refused at its line.
 #include "engine/config/sources.h"
 
+#include <array>
+
 #include "engine/config/describe.h"
 #include "engine/config/tests/loaded.h"
 
@@ -9,8 +11,8 @@ namespace sources_test {
 
 using namespace meshwright;
 using namespace meshwright::config;
-using config::testing::Loaded, config::testing::load, config::testing::only_error,
-    config::testing::says;
+using config::testing::Around, config::testing::Loaded, config::testing::load,
+    config::testing::only_error, config::testing::says;
 
 namespace {
 
@@ -24,7 +26,7 @@ const std::string kMix =
 
 TEST_CASE("sources: each takes what it does not say from its table") {
   const Loaded l = load(kMix);
-  for (const Error& error : l.diagnostics.errors()) MESSAGE(error.what());
+  for (const Error& error : l.diagnostics.errors()) MESSAGE(std::string(error.what()));
   REQUIRE(l.diagnostics.ok());
   const std::vector<NamedSource> mix = named_sources(l.config, "dataset");
   REQUIRE(mix.size() == 2);
@@ -62,6 +64,104 @@ TEST_CASE("sources: shown, they are read back to the same, also by --set") {
   const Loaded set = load("", {"dataset.mix=" + value_toml(l.config, "dataset.mix")});
   REQUIRE(set.diagnostics.ok());
   CHECK(named_sources(set.config, "dataset")[1].options.get_string("path") == "notes/*.txt");
+}
+
+// The options of a plugin, as one says them.
+constexpr std::array kPlugin = {option("field", MESHWRIGHT_STRING, "\"text\"", "Which."),
+                                bool_option("packing", true, "Whether.")};
+Around with_plugin() {
+  return {.plugins = {{},
+                      {{make_schema("dataset.rows", "rows", kPlugin), true},
+                       {make_schema("dataset.text", "text", kPlugin), true}}}};
+}
+
+TEST_CASE("sources: each has options of its plugin of its own, before those of all") {
+  const std::string job =
+      "[dataset.rows]\nfield = \"all\"\npacking = false\n"
+      "[[dataset.mix]]\nname = \"a\"\nplugin = \"rows\"\npath = \"a\"\n"
+      "[dataset.mix.rows]\nfield = \"own\"\n"
+      "[[dataset.mix]]\nname = \"b\"\nplugin = \"rows\"\npath = \"b\"\n"
+      "[[dataset.mix]]\nname = \"c\"\nkind = \"mock\"\n";
+  const Loaded l = load(job, {}, with_plugin());
+  for (const Error& error : l.diagnostics.errors()) MESSAGE(error.what());
+  REQUIRE(l.diagnostics.ok());
+  const Loaded shown = load(show_toml(l.config), {}, with_plugin()),
+               set = load("[dataset.rows]\nfield = \"all\"\npacking = false\n",
+                          {"dataset.mix=" + value_toml(l.config, "dataset.mix")}, with_plugin());
+  for (const Loaded* one : {&l, &shown, &set}) {
+    for (const Error& error : one->diagnostics.errors()) MESSAGE(std::string(error.what()));
+    REQUIRE(one->diagnostics.ok());
+    const std::vector<NamedSource> mix = named_sources(one->config, "dataset");
+    REQUIRE(mix.size() == 3);
+    REQUIRE(mix[0].plugin.has_value());
+    REQUIRE(mix[1].plugin.has_value());
+    CHECK(mix[0].plugin->get_string("field") == "own");
+    CHECK(mix[1].plugin->get_string("field") == "all");
+    CHECK_FALSE(mix[0].plugin->get_bool("packing"));
+    CHECK_FALSE(mix[1].plugin->get_bool("packing"));
+    CHECK_FALSE(mix[2].plugin.has_value());
+  }
+  CHECK(named_sources(l.config, "dataset")[0].plugin->origin("field").line == 9);
+  CHECK(show_json(l.config).at("dataset.mix").at(0).at("rows").as_object().size() == 1);
+
+  const std::string a = "[[dataset.mix]]\nname = \"a\"\nplugin = \"rows\"\npath = \"a\"\n",
+                    text = "[[dataset.mix]]\nname = \"a\"\nkind = \"text\"\npath = \"a\"\n";
+  struct Row {
+    std::string text;
+    const char *code, *key, *help;
+    int line;
+  };
+  for (const Row& row : std::vector<Row>{
+           {a + "[dataset.mix.rows]\nfeild = \"x\"\n", "E0202", "dataset.mix.rows.feild",
+            "did you mean dataset.mix.rows.field?", 6},
+           {a + "[dataset.mix.rows]\npacking = 3\n", "E0203", "dataset.mix.rows.packing", "", 6},
+           {a + "[dataset.mix.nobody]\nfield = \"x\"\n", "E0202", "dataset.mix.nobody", "", 5},
+           {a + "rows = 3\n", "E0202", "dataset.mix.rows", "", 5},
+           {text + "[dataset.mix.rows]\nfield = \"x\"\n", "E0208", "dataset.mix.kind",
+            "set plugin = \"rows\"", 3},
+           {a + "[dataset.mix.text]\nfield = \"x\"\n", "E0208", "dataset.mix.plugin",
+            "leave out [dataset.mix.text]", 3},
+           {text + "tokenizer = \"bytes\"\n[dataset.mix.text]\nfield = \"x\"\n", "E0208",
+            "dataset.mix.tokenizer", "leave out [dataset.mix.text]", 5}}) {
+    INFO(row.text);
+    const Error error = only_error(load(row.text, {}, with_plugin()));
+    CHECK_MESSAGE(code_string(error.code()) == row.code, error.what());
+    CHECK(error.key() == row.key);
+    CHECK(error.origin().line == row.line);
+    if (*row.help != '\0') CHECK(says(error.helps(), row.help));
+  }
+  CHECK(load(text + "[dataset.mix.text]\nfield = \"x\"\n", {}, with_plugin()).diagnostics.ok());
+  const PluginSchemas plugins = with_plugin().plugins;
+  CHECK(explain("dataset.mix.rows.field", plugins) == explain("dataset.rows.field", plugins));
+  CHECK_FALSE(is_explained("dataset.mix.seq_len", plugins));
+}
+
+TEST_CASE("sources: a key of one that does nothing is told with its name") {
+  const std::string a = "[[dataset.mix]]\nname = \"a\"\n", path = "path = \"a\"\n",
+                    b = "[[dataset.mix]]\nname = \"b\"\nkind = \"mock\"\n";
+  struct Row {
+    std::string keys, said;
+  };
+  for (const Row& row : std::vector<Row>{
+           {path + "dtype = \"uint16\"\n", "dtype of \"a\" has no effect unless kind = \"tokens\""},
+           {path + "dtype = \"auto\"\n", ""},
+           {path + "kind = \"tokens\"\ndtype = \"uint16\"\n", ""},
+           {path + "kind = \"tokens\"\ntokenizer = \"t\"\n",
+            "tokenizer of \"a\" has no effect unless kind = \"text\""},
+           {path + "tokenizer = \"t\"\n", ""},
+           {path + "plugin = \"rows\"\ntokenizer = \"t\"\n",
+            "tokenizer of \"a\" has no effect with plugin"},
+           {path + "kind = \"mock\"\n", "path of \"a\" has no effect with kind = \"mock\""},
+           {path + "kind = \"tokens\"\ndocument_end = 2\n",
+            "document_end of \"a\" has no effect without packing = true"},
+           {path + "kind = \"tokens\"\ndocument_end = 2\npacking = true\n", ""}}) {
+    INFO(row.keys);
+    const Loaded l = load(a + row.keys + b, {}, with_plugin());
+    CHECK(l.diagnostics.ok());
+    CHECK(l.diagnostics.notices() == (row.said.empty()
+                                          ? std::vector<std::string>{}
+                                          : std::vector<std::string>{"dataset.mix." + row.said}));
+  }
 }
 
 TEST_CASE("sources: what is wrong is refused with its key and its line") {

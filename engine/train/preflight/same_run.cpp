@@ -268,22 +268,28 @@ struct TokenizerInUse {
 std::vector<TokenizerInUse> tokenizers_in_use(const plan::Job& job) {
   constexpr const char *kRows = "jsonl", *kTable = "dataset";
   std::vector<TokenizerInUse> out;
-  auto look = [&](const Options& data, const std::string& key) {
+  // `rows`: what its reader is told, where that is rows'.
+  auto look = [&](const Options& data, const Options* rows, const std::string& key) {
     const std::string component = config::component_of(data);
     if (component == config::kTextComponent && !data.is_set("plugin"))
       out.push_back({key + ".tokenizer", data.get_string("tokenizer")});
     if (component != kRows) return;
-    const auto rows = job.config.tables.find(std::string(kTable) + "." + kRows);
-    const bool own = rows != job.config.tables.end() && rows->second.is_set("tokenizer");
-    out.push_back({std::string(kTable) + "." + kRows + ".tokenizer",
-                   own ? rows->second.get_string("tokenizer")
-                       : job.config.table("model").get_string("pretrained")});
+    const bool own = rows != nullptr && rows->is_set("tokenizer");
+    out.push_back(
+        {(rows != nullptr ? rows->schema().table : std::string(kTable) + "." + kRows) +
+             ".tokenizer",
+         own ? rows->get_string("tokenizer") : job.config.table("model").get_string("pretrained")});
   };
   const std::vector<Options>& mix = job.config.list(config::kMixTable);
   const std::vector<config::NamedSource> sources = config::named_sources(job.config, kTable);
-  if (sources.empty()) look(job.config.table(kTable), kTable);
+  if (sources.empty()) {
+    const auto rows = job.config.tables.find(std::string(kTable) + "." + kRows);
+    look(job.config.table(kTable), rows == job.config.tables.end() ? nullptr : &rows->second,
+         kTable);
+  }
   for (size_t i = 0; i < sources.size(); ++i)
-    look(sources[i].options, mix[i].is_set("tokenizer") ? config::kMixTable : kTable);
+    look(sources[i].options, sources[i].plugin ? &*sources[i].plugin : nullptr,
+         mix[i].is_set("tokenizer") ? config::kMixTable : kTable);
   return out;
 }
 

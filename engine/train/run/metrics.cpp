@@ -392,6 +392,9 @@ static std::string read_fields(const StepCost& cost) {
       by_name(read, [](const SourceRead& one) { return std::to_string(one.tokens); }) +
       ", \"source_target_tokens\": " +
       by_name(read, [](const SourceRead& one) { return std::to_string(one.targets); });
+  if (std::isfinite(read.front().weight))
+    out += ", \"source_target_weights\": " +
+           by_name(read, [](const SourceRead& one) { return number_text(one.weight, "%.12g"); });
   if (cost.source_losses)
     out += ", \"source_losses\": " +
            by_name(read, [](const SourceRead& one) { return number_text(one.loss, "%.9g"); });

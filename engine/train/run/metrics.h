@@ -27,6 +27,7 @@ struct SourceRead {
   // Of the step; `loss` as StepResult::loss, kNone where the source had no target in it.
   int64_t targets = 0;
   double loss = kNone;
+  double weight = kNone;  // of these targets together; kNone: each counts once
 };
 
 // The validation loss of a set.

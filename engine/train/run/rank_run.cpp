@@ -233,13 +233,15 @@ void Run::report_step(const StepResult& result) {
   if (mix_order_) {
     const std::vector<data::Mix::Source>& sources = data_.train.mix()->sources();
     const SourceLosses& losses = monitor_of(*trainer_).sources();
+    const bool weighed = data_.train.source->has_weights();
     const std::vector<int64_t> read = mix_order_->read_before(samples_before(result.step + 1));
     for (size_t i = 0; i < read.size(); ++i)
       cost_.read.push_back({.name = sources[i].name,
                             .samples = read[i],
                             .tokens = read[i] * seq_len(),
                             .targets = losses.found()[i].targets,
-                            .loss = losses.found()[i].mean()});
+                            .loss = losses.found()[i].mean(),
+                            .weight = weighed ? losses.found()[i].weight : kNone});
     if (!no_parts_ && !losses.add_up_to(result.loss)) {
       no_parts_ = true;
       reporter_.say("warning: the loss of " + trainer_->outline().architecture +
@@ -508,8 +510,15 @@ void Run::say_done(const std::string& sample) {
   if (options_.sample_bytes > 0)
     reporter_.show(text::format("\na sample, temperature %g:\n\n", options_.sample_temperature) +
                    report::printable(sample) + "\n");
-  reporter_.say("done: " + std::to_string(max_steps_) +
-                (max_steps_ == 1 ? " step in " : " steps in ") +
+  std::string steps = std::to_string(max_steps_) + (max_steps_ == 1 ? " step" : " steps");
+  if (const int64_t mine = max_steps_ - first_step_; first_step_ > 0) {
+    const std::string last = std::to_string(max_steps_);
+    steps += mine == 0   ? ", all of them before,"
+             : mine == 1 ? ", the last one of them (" + last + ")"
+                         : ", the last " + std::to_string(mine) + " of them (" +
+                               std::to_string(first_step_ + 1) + " to " + last + ")";
+  }
+  reporter_.say("done: " + steps + " in " +
                 report::human_duration(base::ms_since(started_) / 1000) + "; results in " +
                 reporter_.folder().string());
 }
