@@ -21,8 +21,9 @@ struct Evidence {
   std::vector<std::map<std::string, comparison::Piece>> gradients;
 };
 
-// One line for the first module in which the ranks part from a plain loop, and one for each kind of
-// wrong gradient of the first step that has any, with what to do about it. `tolerance`: relative.
+// One line for the first module in which the ranks part from a plain loop, and one for the
+// pattern of most of the wrong gradients of the first step that has any, with what to do about it.
+// `tolerance`: relative.
 std::vector<std::string> place_of_fault(const std::vector<Evidence>& ranks,
                                         const Reference& reference, double tolerance);
 
