@@ -6,15 +6,21 @@
 #include <boost/json/array.hpp>
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
+#include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <memory>
 
 #include "apps/cli/common.h"
 #include "apps/prove/findings.h"
 #include "engine/launch/spawn.h"
 #include "sdk/base/conformance.h"
+#include "sdk/base/files/durable.h"
 #include "sdk/base/files/json_codec.h"
 #include "sdk/base/host_facts.h"
 #include "sdk/base/plain_text.h"
+#include "sdk/base/terminal/progress.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::cli {
@@ -23,7 +29,9 @@ namespace {
 namespace conf = conformance;
 namespace json = boost::json;
 
-constexpr const char *kFound = "found", *kRefused = "refused", *kWide = "float64";
+constexpr const char *kFound = "found", *kRefused = "refused", *kProgress = "progress";
+constexpr int64_t kProofSteps = 2;
+constexpr const char* kDtypes[] = {"float64", "the job's dtypes"};  // of the runs, in turn
 
 int64_t wanted_world(const Call& call) { return call.number("world-size", 1).value_or(0); }
 
@@ -36,33 +44,41 @@ void limit_memory(int64_t ranks) {
 
 int prove_here(Call& call) {
   conf::prepare_child();
-  conf::Fields fields;
+  auto tell = [](const char* name, const std::string& text) {
+    if (!conf::answer({{name, text}}))
+      throw Error(ErrorCode::usage, "--child is for the program itself").help("leave out --child");
+  };
   try {
     int status = 0;
     const std::optional<plan::Job> job = load_job(call, status);
     if (!job) return status;
     const prove::Shrunk small = prove::shrink(*job, wanted_world(call));
     limit_memory(small.ranks);
-    prove::Findings found;
-    const prove::Request request{small, call.number("steps", 1).value_or(2),
-                                 call.value("child") == kWide, &found};
     launch::raise_descriptor_limit();
-    launch::engine_function<void(const void*)>("meshwright_prove")(&request);
-    fields = {{kFound, json::serialize(found.json())}};
+    std::shared_ptr<const void> truth;
+    for (const bool wide : {true, false}) {
+      if (!wide && small.one_dtype) break;
+      prove::Findings found;
+      const prove::Request request{small,
+                                   call.number("steps", 1).value_or(kProofSteps),
+                                   wide,
+                                   &found,
+                                   call.value("folder"),
+                                   &truth,
+                                   [&](int64_t ranks) { tell(kProgress, std::to_string(ranks)); }};
+      launch::engine_function<void(const void*)>("meshwright_prove")(&request);
+      tell(kFound, json::serialize(found.json()));
+      if (!found.ok()) break;  // what is wrong by algebra is wrong in fewer digits too
+    }
   } catch (const Error& error) {
-    fields = {{kRefused, base::error_text(error)}};
+    tell(kRefused, base::error_text(error));
   }
-  if (!conf::answer(fields))
-    throw Error(ErrorCode::usage, "--child is for the program itself").help("leave out --child");
   return 0;
 }
 
-prove::Findings findings_of(const conf::ChildResult& child, const std::string& dtypes,
-                            double seconds) {
-  for (const std::string& text : conf::values_of(child.fields, kRefused))
-    if (std::optional<Error> refused = base::error_in(text)) throw *refused;
-  for (const std::string& text : conf::values_of(child.fields, kFound))
-    return prove::Findings::of(json::parse(text).as_object());
+// What was going on when the child ended too early.
+prove::Findings cut_short(const conf::ChildResult& child, const std::string& dtypes,
+                          double seconds) {
   prove::Findings out;
   out.dtypes = dtypes;
   out.seconds = child.seconds;
@@ -81,6 +97,31 @@ prove::Findings findings_of(const conf::ChildResult& child, const std::string& d
                   (last.empty() ? "" : "; it last printed: " + last.substr(0, 300))};
   return out;
 }
+
+// A folder for checkpoints, which goes with it.
+class Scratch {
+ public:
+  Scratch() {
+    std::error_code none;
+    const std::filesystem::path place = std::filesystem::temp_directory_path(none);
+    std::string name = (place / "meshwright_prove.XXXXXX").string();
+    if (!none && ::mkdtemp(name.data()) != nullptr)
+      path_ = name;
+    else
+      why_ = "no folder can be made where temporary files go (TMPDIR): " +
+             (none ? none.message() : place.string() + ": " + std::strerror(errno));
+  }
+  ~Scratch() {
+    if (!path_.empty()) base::remove_tree(path_);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  const std::string& path() const { return path_; }  // empty: there is none
+  const std::string& why() const { return why_; }
+
+ private:
+  std::string path_, why_;
+};
 
 std::string what_is_proven(const prove::Shrunk& small) {
   std::string out = small.model + " on " + text::counted(small.ranks, "rank");
@@ -109,7 +150,7 @@ int conclude(Call& call, const std::string& strategy, const prove::Shrunk& small
     for (const prove::Fault& fault : found.faults)
       if (!fault.mend.empty()) error->help(fault.what + ": " + fault.mend);
     if (found.timed_out)
-      error->help("--timeout SECONDS gives each run more time, where the machine is slow or busy");
+      error->help("--timeout SECONDS gives the runs more time, where the machine is slow or busy");
     if (error->helps().empty() || found.timed_out)
       error->help("meshwright plugins check " + strategy + " tries the strategy alone");
   }
@@ -151,32 +192,47 @@ int run_prove(Call& call) {
                                       std::to_string(prove::kMostRanks) + " ranks are threads")
         .help("leave it out: the fewest ranks that have every axis of the job");
   call.number("steps", 1);  // refused before anything is printed
-  const auto seconds = static_cast<double>(call.number("timeout", 1).value_or(300));
+  const auto seconds = static_cast<double>(call.number("timeout", 1).value_or(600));
   launch::check_current_folder();
   int status = 0;
   const std::optional<plan::Job> job = load_job(call, status);
   if (!job) return status;
-  const prove::Shrunk small = prove::shrink(*job, ranks);
+  prove::Shrunk small = prove::shrink(*job, ranks);
+  const Scratch scratch;
+  if (!scratch.why().empty()) small.not_proven.push_back("checkpoints: " + scratch.why());
   if (!call.json) {
     call.out.write(what_is_proven(small));
     call.out.flush();
   }
+  std::vector<std::string> command = {
+      program_path().string(), "prove", call.positional(0), "--child", "--folder", scratch.path()};
+  for (const char* flag : {"world-size", "steps"})
+    if (call.has(flag)) command.insert(command.end(), {"--" + std::string(flag), call.value(flag)});
+  for (const std::string& set : call.values("set")) command.insert(command.end(), {"--set", set});
   std::vector<prove::Findings> all;
-  for (const bool wide : {true, false}) {
-    if (!wide && small.one_dtype) continue;
-    std::vector<std::string> command = {program_path().string(), "prove", call.positional(0),
-                                        "--child", wide ? kWide : "job"};
-    for (const char* flag : {"world-size", "steps"})
-      if (call.has(flag))
-        command.insert(command.end(), {"--" + std::string(flag), call.value(flag)});
-    for (const std::string& set : call.values("set")) command.insert(command.end(), {"--set", set});
-    all.push_back(findings_of(conf::run_child(command, seconds),
-                              wide ? "float64" : "the job's dtypes", seconds));
+  report::WorkProgress progress(
+      call.err, call.err_style, ::isatty(2) == 1, report::WorkProgress::Unit::steps, kDtypes[0],
+      prove::work_of(small, call.number("steps", 1).value_or(kProofSteps)));
+  const conf::ChildResult child =
+      conf::run_child(command, seconds, [&](const conf::Fields::value_type& field) {
+        if (field.first == kProgress) progress.add(std::atoll(field.second.c_str()));
+        if (field.first != kFound) return;
+        all.push_back(prove::Findings::of(json::parse(field.second).as_object()));
+        progress.begin(kDtypes[1]);  // takes the line away
+        if (call.json) return;
+        call.out.write(report::screened(all.back().text(call.out_style)));
+        call.out.flush();
+      });
+  progress.begin("");
+  for (const std::string& text : conf::values_of(child.fields, kRefused))
+    if (std::optional<Error> refused = base::error_in(text)) throw *refused;
+  const size_t runs = small.one_dtype ? 1 : 2;
+  if (all.size() < runs && (all.empty() || all.back().ok())) {
+    all.push_back(cut_short(child, kDtypes[all.size()], seconds));
     if (!call.json) {
       call.out.write(report::screened(all.back().text(call.out_style)));
       call.out.flush();
     }
-    if (!all.back().ok()) break;  // what is wrong by algebra is wrong in fewer digits too
   }
   return conclude(call, job->strategy.info->name, small, all);
 }
@@ -190,9 +246,10 @@ Show on this machine that a layout computes what one process computes
 
 Cuts the model of FILE to the smallest that keeps the arithmetic of its axes, trains it for some
 steps on ranks that are threads, and compares with one process: losses, gradients, their norm,
-clipping, updates, replicas. Once in float64, where only what is wrong differs, and once in the
-job's dtypes. What differs is told with the first module in which it does. Nothing of the job is
-read but its configuration, and nothing is written.
+clipping, updates, replicas, and a checkpoint that one process loads, and the ranks from it. Once in
+float64, where only what is wrong differs, and once in the job's dtypes. What differs is told with
+the first module in which it does. Nothing of the job is read but its configuration, and nothing is
+written but checkpoints to a temporary folder.
 Exit status 2 when numbers differ.
 
   meshwright prove job.toml
@@ -200,12 +257,13 @@ Exit status 2 when numbers differ.
 
 --world-size N     Ranks of the small job, at most 64. Default: the fewest that have every axis.
 --steps K          Steps to train. Default: 2.
---timeout SECONDS  Limit of each of the two runs. Default: 300.
+--timeout SECONDS  Limit of all runs together. Default: 600.
 --set
 --json
 )");
-  // Prove in this process, in float64 or in the job's dtypes, and answer on a pipe.
-  verb.flags.push_back({.name = "child", .argument = "WHAT", .hidden = true});
+  // Prove in this process, with checkpoints in that folder, and answer on a pipe.
+  verb.flags.push_back({.name = "child", .hidden = true});
+  verb.flags.push_back({.name = "folder", .argument = "PATH", .hidden = true});
   return verb;
 }
 

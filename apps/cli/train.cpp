@@ -1,13 +1,22 @@
 // train: checks everything that can be checked without starting a rank, then starts the ranks, or
 // runs as one of them.
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "apps/cli/common.h"
 #include "apps/observe/flight_recorder/verdict.h"
+#include "apps/prove/shrink.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/config/config.h"
 #include "engine/config/reading.h"
@@ -19,6 +28,7 @@
 #include "engine/train/run/run.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/base/host_facts.h"
 
 namespace meshwright::cli {
 namespace {
@@ -93,6 +103,41 @@ int check(Call& call, plan::Job& job, const train::RunOptions& options, const Ra
   return before.ok() ? 0 : call.fail(before.errors());
 }
 
+// With this process's streams; its exit status, 128+n where signal n has ended it.
+int status_of(const std::vector<std::string>& command) {
+  std::vector<char*> argv;
+  for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  pid_t child = 0;
+  const int failed = ::posix_spawn(&child, argv[0], nullptr, nullptr, argv.data(), environ);
+  if (failed != 0) throw Error(ErrorCode::rank_failed, command[0] + ": " + std::strerror(failed));
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0)
+    if (errno != EINTR)
+      throw Error(ErrorCode::rank_failed,
+                  "what --prove started is gone: " + std::string(std::strerror(errno)));
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// What is asked for with --prove, before anything of the run is there; the exit status of `prove`.
+// It is a process of its own: what it reads and what it leaves behind is no part of the run.
+int prove_first(Call& call, int64_t wanted) {
+  std::vector<std::string> command = {program_path().string(), "prove", call.positional(0)};
+  // More are no threads of one process: the fewest that have every axis, then.
+  if (wanted <= prove::kMostRanks)
+    command.insert(command.end(), {"--world-size", std::to_string(wanted)});
+  for (const std::string& set : call.values("set")) command.insert(command.end(), {"--set", set});
+  if (call.has("color")) command.push_back("--color=" + call.value("color"));
+  call.out.flush();
+  const int status = status_of(command);
+  if (status != 0) {
+    call.err.write(report::format_notice(call.err_style,
+                                         "nothing was trained: --prove found what is said above"));
+    call.err.flush();
+  }
+  return status;
+}
+
 // Starts the ranks and waits for them. The run's folder is theirs until the last restart has ended.
 int run_locally(Call& call, const plan::Job& job, launch::LocalJob local) {
   local.done_status = launch::kDone;
@@ -157,7 +202,19 @@ int run_locally(Call& call, const plan::Job& job, launch::LocalJob local) {
   return launch::run_local_ranks(local);
 }
 
+// A launcher starts as many processes as there are ranks, perhaps on many hosts: none of them may
+// spend minutes on a proof that all others wait for.
+void refuse_proof(const Call& call, const Ranks& ranks) {
+  if (!call.has("prove") || !ranks || started_by_us(ranks)) return;
+  throw Error(ErrorCode::usage,
+              std::string("--prove starts ranks of its own, but this process is a rank that ") +
+                  launch::source_name(ranks->source) + " started")
+      .help("before the launcher starts, once: meshwright prove " + shell_word(call.positional(0)))
+      .help("leave out --prove");
+}
+
 int start_train(Call& call, const Ranks& ranks) {
+  refuse_proof(call, ranks);
   const int64_t wanted = count_of_ranks(call, ranks), restarts = restarts_of(call, ranks);
   const Screen screen = screen_of(call, started_by_us(ranks));
   const std::optional<std::string> handed =
@@ -180,6 +237,7 @@ int start_train(Call& call, const Ranks& ranks) {
   std::optional<plan::Job> job = load_job(call, status);
   if (job) status = check(call, *job, options, ranks, wanted);
   if (!job || status != 0) return status;
+  if (call.has("prove") && (status = prove_first(call, wanted)) != 0) return status;
   if (ranks || (wanted == 1 && restarts == 0)) return run_here();
   launch::LocalJob local =
       local_ranks(call, "train", {"trace", "sample", "prompt", "temperature"}, wanted, screen);
@@ -218,6 +276,9 @@ first one does: nothing is lost then.
 --prompt TEXT     What the sample continues. Default: a line break.
 --temperature T   How freely the sample is drawn; 0: most likely bytes. Default: 0.7.
 --trace           Write a Chrome trace of every rank to <run.dir>/<run.name>/trace/.
+--prove           First show that these ranks compute what one process computes (as `prove` does,
+                  on as many ranks, at most 64); train only when nothing else is found. Not under a
+                  launcher.
 --set
 )");
 }

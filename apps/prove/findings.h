@@ -3,6 +3,8 @@
 
 #include <boost/json/object.hpp>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,6 +31,11 @@ struct Fault {
   double difference = 0;
 };
 
+// What Request::progress hears of in all, where everything is right.
+inline int64_t work_of(const Shrunk& job, int64_t steps) {
+  return steps + 1 + job.ranks * (steps + 2);
+}
+
 // One run on the ranks beside one process.
 struct Findings {
   std::string dtypes;  // "float64", "the job's: bfloat16, reduced in float32"
@@ -51,6 +58,13 @@ struct Request {
   int64_t steps = 2;
   bool wide = true;  // in float64; else in the job's dtypes
   Findings* found = nullptr;
+  std::string folder = {};  // an empty one, for checkpoints; empty: none are made
+  // Keeps what one process computes in float64, from the first run to the next; nullptr: each
+  // computes it.
+  std::shared_ptr<const void>* truth = nullptr;
+  // Hears, in one thread at a time, of steps that all ranks of a run have done: how many ranks. May
+  // be empty.
+  std::function<void(int64_t ranks)> progress = {};
 };
 
 }  // namespace meshwright::prove

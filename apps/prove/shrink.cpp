@@ -281,7 +281,6 @@ class Shrinking {
       missing("kernels and collectives of devices: the proof computes on the CPU");
     missing("the data: samples are made up" +
             std::string(job_.dataset ? ", several documents each" : ""));
-    missing("checkpoints: nothing is saved or loaded");
     const int64_t seed = config.table("run").get_int("seed");
     for (const char* table : {"run", "dist_env", "step_scheduler", "lr_scheduler", "dataset",
                               "validation_dataset", "checkpoint", "report"})
@@ -382,11 +381,12 @@ class Shrinking {
   // No axis has as many ranks, so that a factor tells which of them it is.
   int64_t micro_batches(int64_t world) const {
     const ParallelSizes& s = structure_.sizes;
-    if (s.pp > 1) return 4 * s.pp;
     const int64_t shards = dp_of(world) / std::max<int64_t>(s.dp_replicate, 1);
-    int64_t out = 2;
+    // Schedules take them by the stages, and fill themselves with twice as many.
+    const int64_t by = s.pp > 1 ? s.pp : 1;
+    int64_t out = 2 * by;
     while (out == s.tp || out == s.cp || out == s.ep || out == s.dp_replicate || out == shards)
-      ++out;
+      out += by;
     return out;
   }
 

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -109,8 +110,10 @@ struct ChildResult {
 
 // `arguments[0]` is the program. The child leads a process group of its own; the whole group is
 // killed after `seconds`, and what is left of it when the child ends. Throws std::runtime_error
-// when it cannot be started.
-ChildResult run_child(const std::vector<std::string>& arguments, double seconds);
+// when it cannot be started. `hear`: gets each field of the answer as it comes.
+using Hear = std::function<void(const Fields::value_type& field)>;
+ChildResult run_child(const std::vector<std::string>& arguments, double seconds,
+                      const Hear& hear = {});
 
 // A case as its parent sees it.
 struct Outcome {

@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "meshwright/error.h"
+#include "sdk/base/rank_thread.h"
 
 namespace meshwright::detail {
 
@@ -55,6 +56,9 @@ std::atomic<pid_t> g_teller{0};  // the thread whose crash is told
 thread_local constinit bool t_told = false;
 thread_local constinit const PluginCode* t_plugin = nullptr;
 thread_local constinit const char* t_doing = nullptr;
+thread_local constinit int64_t t_rank = -1;  // of a rank that is a thread
+
+int64_t rank_here() { return t_rank >= 0 ? t_rank : g_rank.load(); }
 
 struct Blamed {
   const PluginCode* plugin = nullptr;
@@ -92,8 +96,8 @@ bool watches() { return g_watches > 0 && g_process == ::getpid(); }
 // memory.
 void tell(ErrorCode code, const Blamed& who, const char* did, const char* what, const char* help) {
   char text[1400], rank[40] = "";
-  if (g_rank >= 0)
-    std::snprintf(rank, sizeof rank, ", on rank %lld", static_cast<long long>(g_rank.load()));
+  if (const int64_t mine = rank_here(); mine >= 0)
+    std::snprintf(rank, sizeof rank, ", on rank %lld", static_cast<long long>(mine));
   const int size =
       std::snprintf(text, sizeof text, "error[E%04d]: the plugin %s %s in %s%s%s%s\n  = help: %s\n",
                     static_cast<int>(code), who.plugin->told, did,
@@ -323,7 +327,13 @@ void this_is_rank(int64_t rank) {
   look_at_exits();
 }
 
-std::string on_this_rank() { return g_rank < 0 ? "" : ", on rank " + std::to_string(g_rank); }
+std::string on_this_rank() {
+  const int64_t rank = rank_here();
+  return rank < 0 ? "" : ", on rank " + std::to_string(rank);
+}
+
+RankThread::RankThread(int64_t rank) noexcept : before_(t_rank) { t_rank = rank; }
+RankThread::~RankThread() { t_rank = before_; }
 
 PluginWatch::PluginWatch() {
   g_process = ::getpid();

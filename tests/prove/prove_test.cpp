@@ -1,41 +1,20 @@
 // `prove` finds each fault, says which kind of fault it is and where, and finds nothing where
 // nothing is wrong.
 #include <doctest/doctest.h>
-#include <sys/wait.h>
 
-#include <array>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/parse.hpp>
-#include <cstdio>
 #include <string>
 #include <vector>
+
+#include "tests/prove/said.h"
 
 namespace {
 
 namespace json = boost::json;
 
-struct Said {
-  int status = 0;
-  std::string out;
-};
-
-Said prove(const std::string& arguments) {
-  const std::string command = "cd '" MESHWRIGHT_SOURCE_DIR
-                              "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 COLUMNS=200 "
-                              "OMP_NUM_THREADS=1 LC_ALL=C.UTF-8 '" MESHWRIGHT_BUILD_DIR
-                              "/bin/meshwright' prove " +
-                              arguments + " 2>&1 </dev/null";
-  std::FILE* pipe = popen(command.c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  Said out;
-  std::array<char, 4096> buffer;
-  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
-    out.out.append(buffer.data(), n);
-  const int raw = pclose(pipe);
-  out.status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
-  return out;
-}
+Said prove(const std::string& arguments) { return meshwright_says("prove " + arguments); }
 
 const std::string kMutant = "--set 'plugins.load=[\"" MUTANTS
                             "\"]' --set distributed.strategy=mutants --set "
@@ -90,7 +69,7 @@ TEST_CASE("prove names what is wrong") {
             {"the output of model.layers.0.mlp.down_proj", "a sum over tp is missing"},
             kSums},
            {cut, "scaled_output", {"the output of model.layers.1.mlp.up_proj", "1.0001 times"}},
-           {sharded, "crashes", {"the plugin mutants", "crashed in begin_micro_batch"}}})
+           {sharded, "crashes", {"the plugin mutants", "crashed in begin_micro_batch, on rank 1"}}})
     check_found(mutant);
 }
 

@@ -50,9 +50,9 @@ Tensor values_of(const std::string& name, const std::vector<int64_t>& shape, dou
 class Running {
  public:
   Running(const Request& request, const std::string& toml, const std::vector<std::string>& sets,
-          const std::shared_ptr<World>& world, int64_t last)
+          const std::shared_ptr<World>& world, const Different& different)
       : request_(request),
-        last_(last),
+        different_(different),
         job_(Job::from_text(toml, sets)),
         model_(train::make_model(job_)),
         trainer_(own(job_), world, model_.module(), model_.outline,
@@ -60,18 +60,38 @@ class Running {
         watch_(*model_.module()) {}
 
   Captured run() {
-    fill();
     out_.accumulation = trainer_.accumulation();
     describe();
+    if (different_.from.empty()) {
+      fill();
+      train_steps();
+    } else {
+      trainer_.load(different_.from);
+      out_.states.push_back(state());
+      model_.module()->train();
+    }
+    if (!different_.to.empty()) save();
+    if (!different_.to.empty() || !different_.from.empty()) {
+      trainer_.before_update({});
+      model_.module()->train();
+      out_.next = step();
+    }
+    return std::move(out_);
+  }
+
+ private:
+  static Job& own(Job& job) {
+    job.impl().fills_adapters = true;
+    return job;
+  }
+
+  void train_steps() {
     out_.states.push_back(state());
     trainer_.before_update([this] { keep_gradients(); });
     model_.module()->train();
-    for (int64_t step = 0; step < request_.steps; ++step) {
-      first_ = step == 0;
-      if (train::Stages* stages = trainer_.stages()) stages->set_length(request_.job.length);
-      out_.steps.push_back(trainer_.step([&](int64_t micro, const Tensor& hidden) {
-        return loss(trainer_.next_step(), micro, hidden);
-      }));
+    for (int64_t done = 0; done < request_.steps; ++done) {
+      first_ = done == 0;
+      out_.steps.push_back(step());
       if (first_) {
         watch_.stop();
         out_.seen.seen = watch_.take();
@@ -88,13 +108,35 @@ class Running {
     out_.evaluated = trainer_.evaluate(
         trainer_.accumulation(),
         [&](int64_t micro, const Tensor& hidden) { return loss(request_.steps, micro, hidden); });
-    return std::move(out_);
+    batches_.clear();
   }
 
- private:
-  static Job& own(Job& job) {
-    job.impl().fills_adapters = true;
-    return job;
+  StepResult step() {
+    if (train::Stages* stages = trainer_.stages()) stages->set_length(request_.job.length);
+    StepResult out = trainer_.step([&](int64_t micro, const Tensor& hidden) {
+      return loss(trainer_.next_step(), micro, hidden);
+    });
+    batches_.clear();
+    if (request_.progress && trainer_.world().rank() == 0)
+      request_.progress(trainer_.world().size());
+    return out;
+  }
+
+  // A refusal is the same on all ranks, which go on.
+  void save() {
+    try {
+      trainer_.save(different_.to);
+    } catch (const Error& error) {
+      out_.not_saved = error;
+    }
+    // Values may have moved for it (ParallelModel::before_save()), their names may not.
+    out_.saved = state();
+    const std::vector<Part>& trained = out_.states.back();
+    for (size_t i = 0; i < out_.saved.size() && trained.size() == out_.saved.size(); ++i)
+      if (trained[i].values.sizes() == out_.saved[i].values.sizes()) {
+        out_.saved[i].name = trained[i].name;
+        out_.saved[i].region = trained[i].region;
+      }
   }
 
   // Micro-batches counted over all ranks: the same samples are the same micro-batch of the one
@@ -109,7 +151,8 @@ class Running {
     batches_.push_back(std::make_unique<Batch>(step, global(micro) * rows, rows, length,
                                                model_.outline.vocab_size, request_.job.documents));
     MicroBatchLoss out = train::loss_of(trainer_, *model_.running, batches_.back()->batch, hidden);
-    if (last_ > 0 && global(micro) < trainer_.accumulation() - last_) out.sum = out.sum * 0;
+    if (different_.last > 0 && global(micro) < trainer_.accumulation() - different_.last)
+      out.sum = out.sum * 0;
     return out;
   }
 
@@ -212,12 +255,12 @@ class Running {
   }
 
   const Request& request_;
-  int64_t last_;
+  const Different& different_;
   Job job_;
   train::Model model_;
   Trainer trainer_;
   comparison::Watch watch_;
-  std::vector<std::unique_ptr<Batch>> batches_;
+  std::vector<std::unique_ptr<Batch>> batches_;  // of this step
   Captured out_;
   bool first_ = false;
 };
@@ -226,8 +269,8 @@ class Running {
 
 Captured run_job(const Request& request, const std::string& toml,
                  const std::vector<std::string>& sets, const std::shared_ptr<World>& world,
-                 int64_t last) {
-  return Running(request, toml, sets, world, last).run();
+                 const Different& different) {
+  return Running(request, toml, sets, world, different).run();
 }
 
 }  // namespace meshwright::prove

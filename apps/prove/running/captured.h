@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "apps/prove/findings.h"
+#include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
 #include "meshwright/region.h"
 #include "meshwright/trainer.h"
@@ -34,12 +36,22 @@ struct Captured {
   std::vector<std::vector<Part>> states;
   comparison::RankSeen seen;
   int64_t accumulation = 1;
+  // Where a checkpoint was made: what it should hold, or why there is none; and the step after it.
+  std::vector<Part> saved;
+  std::optional<Error> not_saved;
+  std::optional<StepResult> next;
 };
 
-// Trains this rank's part of `toml`, with `sets` over it. `last`: only the last so many
-// micro-batches of each step have a loss; 0: all of them.
+// What is not trained as usual.
+struct Different {
+  int64_t last = 0;  // only the last so many micro-batches of each step have a loss; 0: all
+  // A folder of checkpoints to go on from, in the place of the first steps, and one to save to.
+  std::string from = {}, to = {};
+};
+
+// Trains this rank's part of `toml`, with `sets` over it.
 Captured run_job(const Request& request, const std::string& toml,
                  const std::vector<std::string>& sets, const std::shared_ptr<World>& world,
-                 int64_t last = 0);
+                 const Different& different = {});
 
 }  // namespace meshwright::prove

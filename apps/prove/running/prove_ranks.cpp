@@ -3,23 +3,23 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <set>
 
-#include "apps/prove/running/captured.h"
+#include "apps/prove/running/resumed.h"
+#include "apps/prove/running/runs.h"
 #include "sdk/base/files/durable.h"
 #include "sdk/base/handed_files.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 #include "sdk/kit/comparison/collect.h"
 #include "sdk/kit/comparison/pieces.h"
+#include "sdk/kit/comparison/wrong.h"
 
 namespace meshwright::prove {
 
 using at::Tensor;
-using comparison::Assembly;
 
 namespace {
 
@@ -27,7 +27,9 @@ constexpr double kExact = 1e-10;      // float64, sums in another order
 constexpr double kTimesRounding = 8;  // as far as ranks may be where one process is once
 // AdamW divides by the root of a square: where a gradient is nearly nothing, its rounding counts.
 constexpr double kUpdate = 1e-6;
-constexpr std::chrono::seconds kCollective{20};
+// How long a rank waits for another one: the last stage of a pipeline waits until all others have
+// had their turn on the few cores that there are.
+std::chrono::seconds longest_wait(int64_t ranks) { return std::chrono::seconds(20 + 2 * ranks); }
 
 const std::vector<std::string>& wide_sets() {
   static const std::vector<std::string> sets = {"model.torch_dtype=float64",
@@ -43,164 +45,6 @@ const std::vector<std::string>& wide_sets() {
   return sets;
 }
 
-double largest(const Tensor& t) {
-  return t.numel() == 0
-             ? 0
-             : t.abs().nan_to_num(std::numeric_limits<double>::infinity()).max().item<double>();
-}
-
-double apart(double found, double expected) {
-  if (!std::isfinite(found) && !std::isfinite(expected)) return 0;
-  const double scale = std::max(std::abs(expected), 1e-30);
-  const double out = std::abs(found - expected) / scale;
-  return std::isfinite(out) ? out : HUGE_VAL;
-}
-
-using Whole = std::map<std::string, Tensor>;
-
-// The tensors that ranks hold in parts.
-struct Joined {
-  Whole whole;
-  std::string differ;  // the first contradiction of replicas: where, and what
-  std::string name;    // of that tensor, and two ranks that hold it differently
-  int64_t rank = -1, other = -1;
-  std::string holes;  // the first element that no rank holds
-};
-
-// `rounding`: of a tensor's largest element, by which replicas may differ.
-Joined join(const std::vector<const std::vector<Part>*>& ranks, double rounding) {
-  Joined out;
-  std::map<std::string, Assembly> all;
-  for (size_t rank = 0; rank < ranks.size(); ++rank)
-    for (const Part& part : *ranks[rank]) {
-      Assembly& one = all.try_emplace(part.name, part.shape, part.values.options()).first->second;
-      const auto wrong = one.add(static_cast<int64_t>(rank), part.region, part.values,
-                                 rounding > 0 ? rounding * largest(part.values) : 0);
-      if (!wrong || !out.differ.empty()) continue;
-      out.name = part.name;
-      out.rank = static_cast<int64_t>(rank);
-      out.other = wrong->other;
-      const char* digits = "%.17g";  // so many tell any two apart
-      out.differ = part.name + ": rank " + std::to_string(rank) + " has " +
-                   text::format(digits, wrong->mine) + " at " +
-                   comparison::element_text(wrong->at, one.shape()) + ", rank " +
-                   std::to_string(wrong->other) + " " + text::format(digits, wrong->theirs);
-    }
-  for (auto& [name, one] : all) {
-    if (one.owners().lt(0).any().item<bool>() && out.holes.empty())
-      out.holes = name + " is not held whole by the ranks";
-    out.whole[name] = one.whole().to(at::kDouble);
-  }
-  return out;
-}
-
-struct Worst {
-  double difference = 0;
-  std::string where;
-  void take(double one, const std::string& at) {
-    if (one > difference || (where.empty() && one >= difference)) difference = one, where = at;
-  }
-};
-
-// Of each tensor the largest difference over its own largest element; of one that is nearly zero
-// beside the largest of all, over a thousandth of that.
-Worst worst_of(const Whole& found, const Whole& expected) {
-  double scale = 0;
-  for (const auto& [name, tensor] : expected) scale = std::max(scale, largest(tensor));
-  Worst out;
-  if (expected.empty()) out.take(HUGE_VAL, "there is nothing to compare");
-  for (const auto& [name, tensor] : expected) {
-    const auto at = found.find(name);
-    const double mine = std::max(largest(tensor), 1e-3 * scale);
-    const double one = at == found.end() || at->second.sizes() != tensor.sizes()
-                           ? HUGE_VAL
-                           : largest(at->second - tensor);
-    out.take(mine > 0 ? one / mine : one, name);
-  }
-  return out;
-}
-
-// The distance of all of them together: of an update whose gradient is next to nothing, rounding
-// decides the sign under AdamW.
-Worst distance_of(const Whole& found, const Whole& expected) {
-  double apart = 0, all = 0;
-  for (const auto& [name, tensor] : expected) {
-    const auto at = found.find(name);
-    all += tensor.square().sum().item<double>();
-    apart += at == found.end() || at->second.sizes() != tensor.sizes()
-                 ? HUGE_VAL
-                 : (at->second - tensor).square().sum().item<double>();
-  }
-  return {all > 0 ? std::sqrt(apart / all) : HUGE_VAL, "all parameters together"};
-}
-
-Whole only(const Whole& all, const std::string& state, bool others = false) {
-  Whole out;
-  for (const auto& [name, tensor] : all)
-    if (name.starts_with(state) != others) out[name] = tensor;
-  return out;
-}
-
-Whole updates(const Whole& begin, const Whole& end) {
-  Whole out;
-  for (const auto& [name, tensor] : end)
-    if (const auto at = begin.find(name); at != begin.end() && at->second.sizes() == tensor.sizes())
-      out[name] = tensor - at->second;
-  return out;
-}
-
-double norm_of(const Whole& all) {
-  double out = 0;
-  for (const auto& [name, tensor] : all) out += tensor.square().sum().item<double>();
-  return std::sqrt(out);
-}
-
-// As they were before they were clipped, each rank by the norm that it had.
-std::vector<Part> unclipped(const Captured& rank, size_t step) {
-  std::vector<Part> out = rank.gradients.at(step);
-  for (Part& part : out) part.values = part.values / rank.clipped_by.at(step);
-  return out;
-}
-
-// What the parameters of a rank moved by in a step.
-std::vector<Part> moved(const Captured& rank, size_t step) {
-  std::map<std::string, Tensor> before;
-  for (const Part& part : rank.states.at(step)) before[part.name] = part.values;
-  std::vector<Part> out;
-  for (const Part& part : rank.states.at(step + 1)) {
-    const auto at = before.find(part.name);
-    if (!part.name.starts_with("weight ") || at == before.end()) continue;
-    out.push_back(part);
-    out.back().name = part.name.substr(std::string("weight ").size());
-    out.back().values = part.values.to(at::kDouble) - at->second.to(at::kDouble);
-  }
-  return out;
-}
-
-// What a run on any number of ranks came to.
-struct Run {
-  std::vector<Captured> ranks;
-  Joined gradients, begin, end;  // gradients: of the first step, clipped
-  Whole raw;                     // before they are clipped
-  double rounding = 0;           // of replicas
-
-  // `part`: what of each rank.
-  template <class Of>
-  Joined together(const Of& part) const {
-    std::vector<std::vector<Part>> all;
-    std::vector<const std::vector<Part>*> each;
-    for (const Captured& rank : ranks) all.push_back(part(rank));
-    for (const std::vector<Part>& one : all) each.push_back(&one);
-    return join(each, rounding);
-  }
-  void put_together() {
-    gradients = together([](const Captured& rank) { return rank.gradients.front(); });
-    begin = together([](const Captured& rank) { return rank.states.front(); });
-    end = together([](const Captured& rank) { return rank.states.back(); });
-    raw = together([](const Captured& rank) { return unclipped(rank, 0); }).whole;
-  }
-};
-
 class Proof {
  public:
   explicit Proof(const Request& request) : request_(request) {
@@ -210,36 +54,66 @@ class Proof {
   Findings run() {
     const auto begin = std::chrono::steady_clock::now();
     out_.dtypes = request_.wide ? "float64" : "the job's dtypes";
-    if (const std::optional<Run> truth = go(request_.job.alone, wide_sets(), 1, "one process: ")) {
+    if (const std::shared_ptr<const Run> truth = this_is_right()) {
       std::optional<Run> near;
       if (!request_.wide) near = go(request_.job.alone, {}, 1, "one process: ");
-      const std::vector<std::string> none;
-      const std::optional<Run> ranks =
-          go(request_.job.toml, request_.wide ? sets_of_ranks() : none, request_.job.ranks, "");
-      if (ranks && (near || request_.wide)) compare(*truth, near ? &*near : nullptr, *ranks);
+      const std::optional<Run> ranks = near || request_.wide
+                                           ? go(request_.job.toml, sets_of_ranks(),
+                                                request_.job.ranks, "", {.to = folder("ranks")})
+                                           : std::nullopt;
+      if (ranks) {
+        compare(*truth, near ? &*near : nullptr, *ranks);
+        if (!request_.folder.empty() && out_.ok()) go_on(near ? *near : *truth, *ranks);
+      }
     }
     out_.seconds = base::ms_since(begin) / 1000;
     return std::move(out_);
   }
 
  private:
+  // What one process computes in float64.
+  std::shared_ptr<const Run> this_is_right() {
+    if (request_.truth != nullptr && *request_.truth)
+      return std::static_pointer_cast<const Run>(*request_.truth);
+    std::optional<Run> found = go(request_.job.alone, wide_sets(), 1, "one process: ");
+    if (!found) return nullptr;
+    auto out = std::make_shared<const Run>(std::move(*found));
+    if (request_.truth != nullptr) *request_.truth = out;
+    return out;
+  }
+  std::string folder(const char* whose) const {
+    return request_.folder.empty() ? ""
+                                   : request_.folder + (request_.wide ? "/wide_" : "/job_") + whose;
+  }
+  // Of the process that loads what the ranks have saved. Where they keep main weights that it does
+  // not (megatron_fsdp's preserve_fp32_weights), it keeps some too: a load never rounds for good.
+  std::vector<std::string> sets_of_one(const Run& near, const Run& ranks) const {
+    if (request_.wide) return wide_sets();
+    for (const auto& [name, type] : ranks.end.types)
+      if (const auto at = near.end.types.find(name);
+          name.starts_with("weight ") && at != near.end.types.end() && type == at::kFloat &&
+          c10::elementSize(at->second) < c10::elementSize(type))
+        return {"optimizer.main_dtype=float32"};
+    return {};
+  }
   std::vector<std::string> sets_of_ranks() const {
+    if (!request_.wide) return {};
     std::vector<std::string> out = wide_sets();
     out.insert(out.end(), request_.job.wide_sets.begin(), request_.job.wide_sets.end());
     return out;
   }
   // nullopt: some rank did not come to its end, which is told.
   std::optional<Run> go(const std::string& toml, const std::vector<std::string>& sets,
-                        int64_t ranks, const std::string& who, int64_t last = 0) {
+                        int64_t ranks, const std::string& who, const Different& different = {}) {
     Run out;
     out.ranks.resize(static_cast<size_t>(ranks));
     const comparison::RunOutcome outcome = comparison::collect(
         ranks,
         [&](const std::shared_ptr<World>& world, comparison::RankFound&) {
           out.ranks[static_cast<size_t>(world->rank())] =
-              run_job(request_, toml, sets, world, last);
+              run_job(request_, toml, sets, world, different);
         },
-        kCollective);
+        longest_wait(ranks));
     for (const auto& [rank, problems] : outcome.problems)
       for (const std::string& problem : problems)
         out_.problems.push_back(
@@ -250,6 +124,53 @@ class Proof {
     // job's dtypes do not.
     out.rounding = replicas_round();
     out.put_together();
+    return out;
+  }
+
+  // The ranks' checkpoint in one process, and that one's on the ranks. `near`: one process as it
+  // trains in these dtypes.
+  void go_on(const Run& near, const Run& ranks) {
+    if (!is_saved(ranks, "the ranks' checkpoint")) return;
+    const std::optional<Run> one =
+        go_on_from(request_.job.alone, sets_of_one(near, ranks), 1,
+                   {.from = folder("ranks"), .to = folder("one")}, "loading the ranks' checkpoint");
+    if (!one || !is_saved(*one, "the checkpoint of one process")) return;
+    const std::optional<Run> back =
+        go_on_from(request_.job.toml, sets_of_ranks(), request_.job.ranks, {.from = folder("one")},
+                   "loading the checkpoint of one process on the ranks");
+    if (!back) return;
+    StepTolerance tolerance{.one = kExact, .back = kExact};
+    if (!request_.wide) {
+      tolerance = {.one = 1e-6, .back = 1e-6, .norms = false};
+      for (const Row& row : out_.rows)
+        if (row.what == "losses" || row.what == "evaluation")
+          tolerance.one = std::max(tolerance.one, row.tolerance);
+    }
+    compare_resumed(ranks, *one, *back, tolerance, out_);
+  }
+  bool is_saved(const Run& run, const std::string& what) {
+    const std::optional<Error>& why = run.ranks.front().not_saved;
+    if (!why) return true;
+    // Copies that float64 rounds apart are not written, and are no fault of the layout.
+    const bool by_rounding = replicas_round() > 0 && why->code() == ErrorCode::replicas_differ;
+    refused(what, why->message(), by_rounding || why->code() == ErrorCode::output_unwritable);
+    return false;
+  }
+  void refused(const std::string& what, const std::string& why, bool machine) {
+    out_.rows.push_back({.what = "checkpoint",
+                         .difference = HUGE_VAL,
+                         .where = what,
+                         .not_compared = machine ? why : ""});
+    if (!machine) out_.faults.push_back({.what = what, .pattern = why});
+  }
+  std::optional<Run> go_on_from(const std::string& toml, const std::vector<std::string>& sets,
+                                int64_t ranks, const Different& different,
+                                const std::string& what) {
+    std::optional<Run> out = go(toml, sets, ranks, "", different);
+    if (!out) {
+      refused(what, text::join(out_.problems, "; "), /*machine=*/false);
+      out_.problems.clear();
+    }
     return out;
   }
 
@@ -402,12 +323,10 @@ class Proof {
     if (out_.faults.empty()) find_step(truth, ranks);
   }
 
-  // Tensors that are wrong, those of one pattern together. `found`: what a rank has of them.
+  // Tensors that are wrong. `found`: what a rank has of them.
   template <class Of>
-  std::vector<std::pair<comparison::Pattern, std::vector<std::string>>> wrong_ones(
-      const Whole& truth, const Run& ranks, double exact, const Of& found) {
-    double scale = 0;
-    for (const auto& [name, tensor] : truth) scale = std::max(scale, largest(tensor));
+  std::vector<comparison::Wrong> wrong_ones(const Whole& truth, const Run& ranks, double exact,
+                                            const Of& found) {
     std::vector<std::vector<comparison::Axis>> axes;
     std::map<std::string, std::vector<comparison::Piece>> pieces;
     for (size_t r = 0; r < ranks.ranks.size(); ++r) {
@@ -415,25 +334,12 @@ class Proof {
       for (const Part& part : found(ranks.ranks[r]))
         pieces[part.name].push_back({static_cast<int64_t>(r), part.region, part.values});
     }
-    std::vector<std::pair<comparison::Pattern, std::vector<std::string>>> groups;
-    for (const auto& [name, whole] : truth) {
-      const auto at = pieces.find(name);
-      if (at == pieces.end()) {
-        out_.problems.push_back("no rank has a gradient of " + name);
-        continue;
-      }
-      const double mine = std::max(largest(whole), 1e-3 * scale);
-      const auto pattern = comparison::diagnose(whole, at->second, axes,
-                                                ranks.ranks.front().accumulation, exact * mine);
-      if (!pattern) continue;
-      const auto same = std::ranges::find_if(
-          groups, [&](const auto& group) { return group.first.text == pattern->text; });
-      if (same != groups.end())
-        same->second.push_back(name);
-      else
-        groups.push_back({*pattern, {name}});
-    }
-    return groups;
+    std::vector<std::string> missing;
+    std::vector<comparison::Wrong> out = comparison::wrong_tensors(
+        truth, pieces, axes, ranks.ranks.front().accumulation, exact, missing);
+    for (const std::string& name : missing)
+      out_.problems.push_back("no rank has a gradient of " + name);
+    return out;
   }
 
   void find_gradients(const Run& truth, const Run& ranks) {
@@ -442,11 +348,11 @@ class Proof {
     // No one factor: perhaps micro-batches are missing.
     const int64_t each = ranks.ranks.front().accumulation,
                   last = truth.ranks.front().accumulation / each;
-    if (groups.size() == 1 && groups.front().second.size() == truth.raw.size() && each > 1)
+    if (groups.size() == 1 && groups.front().names.size() == truth.raw.size() && each > 1)
       if (const std::optional<Run> some =
-              go(request_.job.alone, wide_sets(), 1, "one process: ", last))
+              go(request_.job.alone, wide_sets(), 1, "one process: ", {.last = last}))
         if (worst_of(ranks.raw, some->raw).difference <= kExact)
-          groups.front().first = {
+          groups.front().pattern = {
               "those of the last micro-batch of a step alone, of " + std::to_string(each),
               "micro-batches add up: begin_micro_batch() clears nothing, begin_step() does"};
     for (const auto& [pattern, names] : groups)
@@ -477,7 +383,7 @@ class Proof {
         Whole both = right;
         for (auto& [name, tensor] : both) tensor = tensor + before.at(name) * (product / squares);
         if (worst_of(found, both).difference <= kUpdate)
-          groups.front().first = {
+          groups.front().pattern = {
               "those of the step before are still in them",
               "begin_step() clears the gradients: what a step leaves must not reach the next"};
       }

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "sdk/base/plugin_at_work.h"
+#include "sdk/base/rank_thread.h"
 
 using namespace meshwright::detail;
 
@@ -119,6 +120,24 @@ TEST_CASE("threads that crash together are told once, and so is a crash in what 
   // The handler that was there before takes its time, or crashes.
   CHECK(told_once(in_child(crash_twice, [](int) { ::usleep(100'000); })));
   CHECK(told_once(in_child(crash_twice, [](int) { library_crashes(); })));
+}
+
+TEST_CASE("what is told of a rank that is a thread names it, and not the process's") {
+  this_is_rank(3);
+  std::string thread, nested, other;
+  std::thread([&] {
+    const RankThread outer(1);
+    {
+      const RankThread inner(0);
+      nested = on_this_rank();
+    }
+    thread = on_this_rank();
+  }).join();
+  std::thread([&] { other = on_this_rank(); }).join();
+  this_is_rank(-1);
+  CHECK(thread == ", on rank 1");
+  CHECK(nested == ", on rank 0");
+  CHECK(other == ", on rank 3");
 }
 
 TEST_CASE("exit() is a plugin's, in any of its threads, before anything is taken down") {

@@ -164,7 +164,7 @@ namespace meshwright::conformance {
 
 namespace {
 
-constexpr size_t kMaxOutput = size_t{64} << 10;
+constexpr size_t kMaxOutput = size_t{64} << 10, kMaxAnswer = size_t{16} << 20;
 
 // Both ends stay above the descriptors that the child gets, or dup2 would overwrite one with
 // another.
@@ -196,25 +196,37 @@ struct Pipe {
   }
   // Takes what is there; false at its end. What goes beyond the limit is read and dropped, so that
   // the child never waits.
-  bool drain(std::string& text) {
+  bool drain(std::string& text, size_t most) {
     char buffer[4096];
     for (ssize_t n; (n = ::read(ends[0], buffer, sizeof buffer)) != 0;) {
       if (n < 0) return errno == EAGAIN || errno == EINTR;
-      if (text.size() < kMaxOutput) text.append(buffer, static_cast<size_t>(n));
+      if (text.size() < most) text.append(buffer, static_cast<size_t>(n));
     }
     return false;
   }
 };
 
-// Whole lines only: an answer that breaks off is not taken for one.
-Fields parse_fields(const std::string& text) {
-  Fields fields;
-  for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) try {
-      fields.push_back(base::read_json_text<Fields::value_type>(text.substr(at, end - at)));
-    } catch (const base::JsonProblem&) {  // the plugin has written there
-    }
-  return fields;
-}
+// What has come of an answer. Whole lines only: one that breaks off is not taken for a field.
+class Heard {
+ public:
+  explicit Heard(const Hear& hear) : hear_(hear) {}
+  bool drain(Pipe& from) {
+    const bool open = from.drain(text_, kMaxAnswer);
+    for (size_t end; (end = text_.find('\n', at_)) != std::string::npos; at_ = end + 1) try {
+        fields_.push_back(base::read_json_text<Fields::value_type>(text_.substr(at_, end - at_)));
+        if (hear_) hear_(fields_.back());
+      } catch (const base::JsonProblem&) {  // the plugin has written there
+      }
+    return open;
+  }
+  Fields take() { return std::move(fields_); }
+
+ private:
+  const Hear& hear_;
+  std::string text_;
+  size_t at_ = 0;  // of the line that has not come whole
+  Fields fields_;
+};
 
 pid_t spawn(const std::vector<std::string>& arguments, int output, int answer) {
   std::vector<char*> argv;
@@ -249,11 +261,11 @@ std::string seconds_text(double seconds) { return text::format("%g s", seconds);
 
 }  // namespace
 
-ChildResult run_child(const std::vector<std::string>& arguments, double seconds) {
+ChildResult run_child(const std::vector<std::string>& arguments, double seconds, const Hear& hear) {
   using Clock = std::chrono::steady_clock;
   Pipe output, answers;
   ChildResult result;
-  std::string answer_text;
+  Heard heard(hear);
   auto begin = Clock::now();
   pid_t child = spawn(arguments, output.ends[1], answers.ends[1]);
   output.close(1);
@@ -274,15 +286,15 @@ ChildResult run_child(const std::vector<std::string>& arguments, double seconds)
     }
     struct pollfd waiting[] = {{output.ends[0], POLLIN, 0}, {answers.ends[0], POLLIN, 0}};
     ::poll(waiting, 2, wait_ms);
-    bool open = output.drain(result.output);
-    open = answers.drain(answer_text) && open;
+    bool open = output.drain(result.output, kMaxOutput);
+    open = heard.drain(answers) && open;
     if (!open) ::usleep(1000);  // poll returns at once for a pipe that has ended
   }
   if (!lost) ::kill(-child, SIGKILL);
-  output.drain(result.output);
-  answers.drain(answer_text);
+  output.drain(result.output, kMaxOutput);
+  heard.drain(answers);
   result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  result.fields = parse_fields(answer_text);
+  result.fields = heard.take();
   if (!result.timed_out && !lost && WIFEXITED(status)) result.exit_status = WEXITSTATUS(status);
   if (!result.timed_out && WIFSIGNALED(status)) result.signal = WTERMSIG(status);
   return result;

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "meshwright/error.h"
+#include "sdk/base/rank_thread.h"
 #include "sdk/base/transport.h"
 
 namespace meshwright {
@@ -48,6 +49,7 @@ void run_ranks(int64_t ranks, const std::function<void(const std::shared_ptr<Wor
                                   static_cast<int>(members.size()), options),
                               at::kCPU);
       };
+      const detail::RankThread this_rank(rank);
       at::set_num_threads(1);  // counted by thread
       // A peer that went away is a failed write, as in the program, and not the end of the test:
       // gloo's threads inherit this.

@@ -169,6 +169,7 @@ double RankRun::pass(int64_t step) {
   for (size_t i = 0; i < parts.size(); ++i) {
     model_->begin_micro_batch(i + 1 == parts.size() ? GradientSync::reduce
                                                     : GradientSync::accumulate);
+    if (watch_ && step == 0 && !parts[i].empty()) watch_->begin(parts[i].front());
     Tensor loss = loss_of(step, parts[i]);
     loss.backward();
     sum += loss.item<double>();
@@ -240,6 +241,43 @@ void RankRun::step(int64_t step) {
     count(before);
     check_memory();
   }
+  keep_gradients();
+}
+
+void RankRun::watch(Evidence& evidence) {
+  evidence_ = &evidence;
+  evidence.weight = weight();
+  if (mesh_.device_mesh)
+    for (const MeshAxis& axis : mesh_.device_mesh->axes())
+      if (axis.size > 1)
+        evidence.seen.axes.push_back(
+            {axis.name, mesh_.device_mesh->group(world_->rank(), axis.name)});
+  if (!mesh_.device_mesh && world_->size() > 1) {
+    std::vector<int64_t> all(static_cast<size_t>(world_->size()));
+    std::iota(all.begin(), all.end(), 0);
+    evidence.seen.axes.push_back({"dp", std::move(all)});
+  }
+  evidence.micro_batches = micro_batches();
+  // Stages have some modules each, and samples that are one row.
+  if (stages_) return;
+  if (const auto context = model_->context_parallel())
+    for (const PositionRun& run : context->rows_of(kLength, context->group()->rank()))
+      for (int64_t i = 0; i < run.count; ++i)
+        if (run.position + i < kLength) evidence.seen.positions.push_back(run.position + i);
+  watch_ = std::make_unique<comparison::Watch>(*net_);
+}
+
+void RankRun::keep_gradients() {
+  if (evidence_ == nullptr) return;
+  if (watch_) {
+    watch_->stop();
+    evidence_->seen.seen = watch_->take();
+    watch_.reset();
+  }
+  auto& kept = evidence_->gradients.emplace_back();
+  for (const ParallelParameter& p : model_->parameters())
+    if (sound_ && p.grad.defined() && p.grad.numel() > 0 && p.grad.sizes() == p.local.sizes())
+      kept.emplace(p.name, comparison::Piece{world_->rank(), p.region, p.grad.detach().clone()});
 }
 
 void RankRun::update() {

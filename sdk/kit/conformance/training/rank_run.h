@@ -13,8 +13,10 @@
 
 #include "meshwright/parallel/parallel.h"
 #include "meshwright/parallel/testing.h"
+#include "sdk/kit/comparison/watch.h"
 #include "sdk/kit/conformance/probe.h"
 #include "sdk/kit/conformance/training/model.h"
+#include "sdk/kit/conformance/training/place.h"
 #include "sdk/kit/conformance/training/ranks.h"
 
 namespace meshwright::conformance {
@@ -48,6 +50,8 @@ class RankRun {
   void train(std::vector<SavedPart>& saved);
   // Collective. Takes its parts of a state before kSavedStep, made elsewhere, and goes on.
   void resume(const TrainingState& state);
+  // From here on train() leaves in `evidence` what the ranks' place of fault is found by.
+  void watch(Evidence& evidence);
   // What this rank would save now.
   std::vector<SavedPart> save() const;
   // After resume(): this rank ends with the same values as a run without a stop.
@@ -82,6 +86,7 @@ class RankRun {
   at::Tensor gathered_gradient(const std::string& name, const std::vector<int64_t>& shape);
   void use_gradients(int64_t step, const LossAndGradients& exact, double norm);
   std::string explain(const ParallelParameter& p, int64_t step) const;
+  void keep_gradients();
   void update();
   std::vector<WireRow> planned_wire(ShardingRequest cost) const;
   Bytes planned_bytes(ShardingRequest cost) const;
@@ -119,6 +124,8 @@ class RankRun {
   bool sound_ = true;  // what parameters() says can be used
   std::optional<PipelinePlan> stages_;
   std::unique_ptr<PipelineRunner> runner_;
+  Evidence* evidence_ = nullptr;
+  std::unique_ptr<comparison::Watch> watch_;
 };
 
 }  // namespace meshwright::conformance

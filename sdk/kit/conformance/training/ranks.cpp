@@ -3,16 +3,22 @@
 #include <ATen/ops/zeros.h>
 
 #include <map>
+#include <utility>
 
 #include "sdk/base/check_parts.h"
 #include "sdk/base/shared_schemas.h"
 
 namespace meshwright::conformance {
 
-void tell(const RunOutcome& outcome, const std::string& where, Findings& findings) {
-  for (const auto& [rank, problems] : outcome.problems)
+void tell(const RunOutcome& outcome, const std::string& where, Findings& findings,
+          const std::vector<std::string>& place) {
+  bool first = true;
+  for (const auto& [rank, problems] : outcome.problems) {
     findings.add(where + ": " + (rank >= 0 ? "rank " + std::to_string(rank) + ": " : "") +
                  problems.front());
+    if (std::exchange(first, false))
+      for (const std::string& line : place) findings.add(where + ": " + line);
+  }
 }
 
 PipelinePlan split_stages(torch::nn::Module& module, ModelOutline& outline,

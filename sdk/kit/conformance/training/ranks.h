@@ -41,8 +41,10 @@ using comparison::collect;
 using comparison::RankFound;
 using comparison::RunOutcome;
 
-// The first that each rank found: what follows is mostly its consequence.
-void tell(const RunOutcome& outcome, const std::string& where, Findings& findings);
+// The first that each rank found: what follows is mostly its consequence. `place`: behind what the
+// first of them found.
+void tell(const RunOutcome& outcome, const std::string& where, Findings& findings,
+          const std::vector<std::string>& place = {});
 
 // The stages of a pipeline as the kit runs them. Not for use outside the kit.
 

@@ -11,6 +11,7 @@
 #include "sdk/base/shared_schemas.h"
 #include "sdk/kit/conformance/probe.h"
 #include "sdk/kit/conformance/training/model.h"
+#include "sdk/kit/conformance/training/place.h"
 #include "sdk/kit/conformance/training/rank_run.h"
 #include "sdk/kit/conformance/training/ranks.h"
 
@@ -165,8 +166,10 @@ class Kit {
     // Of other answers the case mesh says whether they may be.
     if (!mesh.value || !mesh.value->delegate_to.empty() || !has_axis(*mesh.value, size)) return;
     SavedParts parts(static_cast<size_t>(layout.ranks)), ends(parts.size());
+    std::vector<Evidence> evidence(parts.size());
     TrainingState expected = reference_.states[static_cast<size_t>(kSavedStep)];
     RunOutcome outcome = run(subject_, request, reference_, [&](RankRun& rank, int64_t number) {
+      if (!rank.approximate()) rank.watch(evidence[static_cast<size_t>(number)]);
       rank.train(parts[static_cast<size_t>(number)]);
       if (!rank.approximate()) return;
       ends[static_cast<size_t>(number)] = rank.save();
@@ -179,7 +182,10 @@ class Kit {
     if (!outcome.refusal.empty()) outcome.problems[-1] = {"it refuses: " + outcome.refusal};
     looked_at(layout, size);
     if (outcome.problems.empty() && size != kDType) keep(layout, parts, expected, std::move(ends));
-    tell(outcome, text_of(layout), findings_);
+    tell(outcome, text_of(layout), findings_,
+         outcome.problems.empty()
+             ? std::vector<std::string>()
+             : place_of_fault(evidence, reference_, size == kDType ? 0.1 : 1e-4));
   }
 
   // Each switch and choice of its own table that is not as ever, alone.
