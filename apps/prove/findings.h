@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/prove/picture.h"
 #include "apps/prove/shrink.h"
 #include "sdk/base/terminal/report.h"
 
@@ -29,6 +30,13 @@ struct Fault {
   double difference = 0;
 };
 
+// What a plugin's model brings that no style of tensor parallelism cuts or says.
+struct OwnParameter {
+  std::string name;  // "layers.*.attention.norm.weight"
+  std::string how;   // "whole, its gradients summed over tp"
+  bool ok = true;    // its gradient is right
+};
+
 // One run on the ranks beside one process.
 struct Findings {
   std::string dtypes;  // "float64", "the job's: bfloat16, reduced in float32"
@@ -37,6 +45,8 @@ struct Findings {
   std::vector<std::string> problems;  // what ended a rank, by rank
   int64_t modules = 0;                // that were compared
   std::vector<std::string> modules_left;
+  Picture picture;                // in float64
+  std::vector<OwnParameter> own;  // the same
   double seconds = 0;
   bool timed_out = false;  // and was killed
 

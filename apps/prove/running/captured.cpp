@@ -14,7 +14,9 @@
 #include "engine/train/step/model.h"
 #include "engine/train/step/stages.h"
 #include "meshwright/data/dataset_kind.h"
+#include "meshwright/nn/moe.h"
 #include "meshwright/parallel/context_parallel.h"
+#include "meshwright/tp_plan.h"
 #include "sdk/kit/comparison/pieces.h"
 
 namespace meshwright::prove {
@@ -50,9 +52,9 @@ Tensor values_of(const std::string& name, const std::vector<int64_t>& shape, dou
 class Running {
  public:
   Running(const Request& request, const std::string& toml, const std::vector<std::string>& sets,
-          const std::shared_ptr<World>& world, int64_t last)
+          const std::shared_ptr<World>& world, const Variant& variant)
       : request_(request),
-        last_(last),
+        variant_(variant),
         job_(Job::from_text(toml, sets)),
         model_(train::make_model(job_)),
         trainer_(own(job_), world, model_.module(), model_.outline,
@@ -61,12 +63,15 @@ class Running {
 
   Captured run() {
     fill();
+    if (variant_.without_auxiliary)
+      for (const auto& [name, block] : find_moe_blocks(*model_.module()))
+        block->gate()->load_balance = nullptr;
     out_.accumulation = trainer_.accumulation();
     describe();
     out_.states.push_back(state());
     trainer_.before_update([this] { keep_gradients(); });
     model_.module()->train();
-    for (int64_t step = 0; step < request_.steps; ++step) {
+    for (int64_t step = 0; step < (variant_.one_step ? 1 : request_.steps); ++step) {
       first_ = step == 0;
       if (train::Stages* stages = trainer_.stages()) stages->set_length(request_.job.length);
       out_.steps.push_back(trainer_.step([&](int64_t micro, const Tensor& hidden) {
@@ -85,9 +90,11 @@ class Running {
       out_.states.push_back(state());
     }
     first_ = false;
+    if (variant_.one_step) return std::move(out_);
     out_.evaluated = trainer_.evaluate(
         trainer_.accumulation(),
         [&](int64_t micro, const Tensor& hidden) { return loss(request_.steps, micro, hidden); });
+    out_.evaluated_state = state();
     return std::move(out_);
   }
 
@@ -109,7 +116,7 @@ class Running {
     batches_.push_back(std::make_unique<Batch>(step, global(micro) * rows, rows, length,
                                                model_.outline.vocab_size, request_.job.documents));
     MicroBatchLoss out = train::loss_of(trainer_, *model_.running, batches_.back()->batch, hidden);
-    if (last_ > 0 && global(micro) < trainer_.accumulation() - last_) out.sum = out.sum * 0;
+    if (variant_.micro_batch >= 0 && global(micro) != variant_.micro_batch) out.sum = out.sum * 0;
     return out;
   }
 
@@ -186,11 +193,27 @@ class Running {
     for (const plan::AxisView& axis : plan::axes_of(trainer_.plan()))
       if (!axis.flattened && axis.size > 1) out_.seen.axes.push_back({axis.name, axis.group});
     out_.seen.scale = static_cast<double>(trainer_.accumulation());
+    list_own();
     if (const auto& context = trainer_.model().context_parallel())
       for (const PositionRun& run : context->rows_of(request_.job.length, context->group()->rank()))
         for (int64_t i = 0; i < run.count; ++i)
           if (run.position + i < request_.job.length)
             out_.seen.positions.push_back(run.position + i);
+  }
+
+  // Under tensor parallelism, what the model of a plugin leaves whole on every rank: its outline
+  // says whether gradients are summed.
+  void list_own() {
+    const plan::JobPlan& plan = trainer_.plan();
+    if (job_.table("model").get_string("plugin").empty() || plan.tp.entries.empty()) return;
+    const std::vector<std::string> summed =
+        partial_gradient_parameters(plan.tp, trainer_.outline());
+    for (const ParameterOutline& p : trainer_.outline().parameters) {
+      if (tp_shard_dim(plan.tp, trainer_.outline(), p.name)) continue;
+      out_.own.emplace_back(p.name, std::ranges::find(summed, p.name) != summed.end()
+                                        ? "whole, its gradients summed over tp"
+                                        : "whole, its gradients alike on the ranks of tp");
+    }
   }
 
   // Right before the update, when they are clipped: by a factor that follows from the norm.
@@ -212,7 +235,7 @@ class Running {
   }
 
   const Request& request_;
-  int64_t last_;
+  const Variant& variant_;
   Job job_;
   train::Model model_;
   Trainer trainer_;
@@ -226,8 +249,8 @@ class Running {
 
 Captured run_job(const Request& request, const std::string& toml,
                  const std::vector<std::string>& sets, const std::shared_ptr<World>& world,
-                 int64_t last) {
-  return Running(request, toml, sets, world, last).run();
+                 const Variant& variant) {
+  return Running(request, toml, sets, world, variant).run();
 }
 
 }  // namespace meshwright::prove

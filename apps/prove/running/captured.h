@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/prove/findings.h"
@@ -32,14 +33,23 @@ struct Captured {
   std::vector<double> clipped_by;            // their factors, as the norms have them
   // Weights, states and buffers: before the first step, and after each.
   std::vector<std::vector<Part>> states;
+  std::vector<Part> evaluated_state;  // after the evaluation, which must not move any of it
+  // Parameters of a plugin's model that are whole on the ranks of tp, and what is made of them.
+  std::vector<std::pair<std::string, std::string>> own;
   comparison::RankSeen seen;
   int64_t accumulation = 1;
 };
 
-// Trains this rank's part of `toml`, with `sets` over it. `last`: only the last so many
-// micro-batches of each step have a loss; 0: all of them.
+// Another run of one process, which tells what is missing on the ranks.
+struct Variant {
+  int64_t micro_batch = -1;        // the only one of each step that has a loss; -1: all
+  bool without_auxiliary = false;  // the auxiliary losses of experts
+  bool one_step = false;           // and no evaluation
+};
+
+// Trains this rank's part of `toml`, with `sets` over it.
 Captured run_job(const Request& request, const std::string& toml,
                  const std::vector<std::string>& sets, const std::shared_ptr<World>& world,
-                 int64_t last = 0);
+                 const Variant& variant = {});
 
 }  // namespace meshwright::prove
