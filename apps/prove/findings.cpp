@@ -63,8 +63,13 @@ json::object Findings::json() const {
                                  {"mend", fault.mend},
                                  {"ranks", json::array(fault.ranks.begin(), fault.ranks.end())},
                                  {"difference", number(fault.difference)}});
+  json::array brought;
+  for (const OwnParameter& one : own)
+    brought.push_back(json::object{{"name", one.name}, {"how", one.how}, {"ok", one.ok}});
   return {{"dtypes", dtypes},
           {"ok", ok()},
+          {"own_parameters", std::move(brought)},
+          {"picture", picture.json()},
           {"rows", std::move(found)},
           {"faults", std::move(wrong)},
           {"problems", texts(problems)},
@@ -92,6 +97,11 @@ Findings Findings::of(const json::object& from) {
       one.ranks.push_back(rank.to_number<int64_t>());
     out.faults.push_back(std::move(one));
   }
+  for (const json::value& value : from.at("own_parameters").as_array()) {
+    const json::object& one = value.as_object();
+    out.own.push_back({text_of(one, "name"), text_of(one, "how"), one.at("ok").as_bool()});
+  }
+  out.picture = Picture::of(from.at("picture").as_object());
   out.problems = texts_of(from, "problems");
   out.modules = from.at("modules").to_number<int64_t>();
   out.modules_left = texts_of(from, "modules_not_compared");
@@ -115,6 +125,14 @@ std::string Findings::text(const report::Style& style) const {
   }
   constexpr size_t kRight[] = {1, 2};
   if (!rows.empty()) out += report::table(style, cells, kRight);
+  if (!own.empty()) {
+    std::vector<std::vector<std::string>> brought = {{"the model's own, over tp", "", ""}};
+    for (const OwnParameter& one : own)
+      brought.push_back({one.name, one.how,
+                         one.ok ? report::paint(style, report::Tone::green, "right")
+                                : report::paint(style, report::Tone::red, "WRONG")});
+    out += "\n" + report::table(style, brought, {});
+  }
   for (const std::string& problem : problems)
     out += report::paint(style, report::Tone::red, "ended: ") + problem + "\n";
   for (const Fault& fault : faults) {
@@ -124,6 +142,8 @@ std::string Findings::text(const report::Style& style) const {
     if (!fault.mend.empty()) out += "\n  help: " + fault.mend;
     out += "\n";
   }
+  if (!faults.empty())
+    if (const std::string shown = picture.text(style); !shown.empty()) out += "\n" + shown;
   return out;
 }
 

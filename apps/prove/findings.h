@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/prove/picture.h"
 #include "apps/prove/shrink.h"
 #include "sdk/base/terminal/report.h"
 
@@ -36,6 +37,13 @@ inline int64_t work_of(const Shrunk& job, int64_t steps) {
   return steps + 1 + job.ranks * (steps + 2);
 }
 
+// What a plugin's model brings that no style of tensor parallelism cuts or says.
+struct OwnParameter {
+  std::string name;  // "layers.*.attention.norm.weight"
+  std::string how;   // "whole, its gradients summed over tp"
+  bool ok = true;    // its gradient is right
+};
+
 // One run on the ranks beside one process.
 struct Findings {
   std::string dtypes;  // "float64", "the job's: bfloat16, reduced in float32"
@@ -44,6 +52,8 @@ struct Findings {
   std::vector<std::string> problems;  // what ended a rank, by rank
   int64_t modules = 0;                // that were compared
   std::vector<std::string> modules_left;
+  Picture picture;                // in float64
+  std::vector<OwnParameter> own;  // the same
   double seconds = 0;
   bool timed_out = false;  // and was killed
 

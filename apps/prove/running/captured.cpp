@@ -14,7 +14,9 @@
 #include "engine/train/step/model.h"
 #include "engine/train/step/stages.h"
 #include "meshwright/data/dataset_kind.h"
+#include "meshwright/nn/moe.h"
 #include "meshwright/parallel/context_parallel.h"
+#include "meshwright/tp_plan.h"
 #include "sdk/kit/comparison/pieces.h"
 
 namespace meshwright::prove {
@@ -64,6 +66,9 @@ class Running {
     describe();
     if (different_.from.empty()) {
       fill();
+      if (different_.without_auxiliary)
+        for (const auto& [name, block] : find_moe_blocks(*model_.module()))
+          block->gate()->load_balance = nullptr;
       train_steps();
     } else {
       trainer_.load(different_.from);
@@ -89,7 +94,7 @@ class Running {
     out_.states.push_back(state());
     trainer_.before_update([this] { keep_gradients(); });
     model_.module()->train();
-    for (int64_t done = 0; done < request_.steps; ++done) {
+    for (int64_t done = 0; done < (different_.one_step ? 1 : request_.steps); ++done) {
       first_ = done == 0;
       out_.steps.push_back(step());
       if (first_) {
@@ -105,9 +110,11 @@ class Running {
       out_.states.push_back(state());
     }
     first_ = false;
+    if (different_.one_step) return;
     out_.evaluated = trainer_.evaluate(
         trainer_.accumulation(),
         [&](int64_t micro, const Tensor& hidden) { return loss(request_.steps, micro, hidden); });
+    out_.evaluated_state = state();
     batches_.clear();
   }
 
@@ -151,7 +158,7 @@ class Running {
     batches_.push_back(std::make_unique<Batch>(step, global(micro) * rows, rows, length,
                                                model_.outline.vocab_size, request_.job.documents));
     MicroBatchLoss out = train::loss_of(trainer_, *model_.running, batches_.back()->batch, hidden);
-    if (different_.last > 0 && global(micro) < trainer_.accumulation() - different_.last)
+    if (different_.micro_batch >= 0 && global(micro) != different_.micro_batch)
       out.sum = out.sum * 0;
     return out;
   }
@@ -229,11 +236,27 @@ class Running {
     for (const plan::AxisView& axis : plan::axes_of(trainer_.plan()))
       if (!axis.flattened && axis.size > 1) out_.seen.axes.push_back({axis.name, axis.group});
     out_.seen.scale = static_cast<double>(trainer_.accumulation());
+    list_own();
     if (const auto& context = trainer_.model().context_parallel())
       for (const PositionRun& run : context->rows_of(request_.job.length, context->group()->rank()))
         for (int64_t i = 0; i < run.count; ++i)
           if (run.position + i < request_.job.length)
             out_.seen.positions.push_back(run.position + i);
+  }
+
+  // Under tensor parallelism, what the model of a plugin leaves whole on every rank: its outline
+  // says whether gradients are summed.
+  void list_own() {
+    const plan::JobPlan& plan = trainer_.plan();
+    if (job_.table("model").get_string("plugin").empty() || plan.tp.entries.empty()) return;
+    const std::vector<std::string> summed =
+        partial_gradient_parameters(plan.tp, trainer_.outline());
+    for (const ParameterOutline& p : trainer_.outline().parameters) {
+      if (tp_shard_dim(plan.tp, trainer_.outline(), p.name)) continue;
+      out_.own.emplace_back(p.name, std::ranges::find(summed, p.name) != summed.end()
+                                        ? "whole, its gradients summed over tp"
+                                        : "whole, its gradients alike on the ranks of tp");
+    }
   }
 
   // Right before the update, when they are clipped: by a factor that follows from the norm.

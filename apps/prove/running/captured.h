@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/prove/findings.h"
@@ -34,6 +35,9 @@ struct Captured {
   std::vector<double> clipped_by;            // their factors, as the norms have them
   // Weights, states and buffers: before the first step, and after each.
   std::vector<std::vector<Part>> states;
+  std::vector<Part> evaluated_state;  // after the evaluation, which must not move any of it
+  // Parameters of a plugin's model that are whole on the ranks of tp, and what is made of them.
+  std::vector<std::pair<std::string, std::string>> own;
   comparison::RankSeen seen;
   int64_t accumulation = 1;
   // Where a checkpoint was made: what it should hold, or why there is none; and the step after it.
@@ -44,7 +48,10 @@ struct Captured {
 
 // What is not trained as usual.
 struct Different {
-  int64_t last = 0;  // only the last so many micro-batches of each step have a loss; 0: all
+  // Another run of one process, which tells what is missing on the ranks.
+  int64_t micro_batch = -1;        // the only one of each step that has a loss; -1: all
+  bool without_auxiliary = false;  // the auxiliary losses of experts
+  bool one_step = false;           // and no evaluation
   // A folder of checkpoints to go on from, in the place of the first steps, and one to save to.
   std::string from = {}, to = {};
 };

@@ -50,52 +50,51 @@ std::string ranks_text(const std::vector<int64_t>& ranks) {
   return out;
 }
 
-std::string times_text(double ratio) {
-  if (std::abs(ratio) < 1e-12) return "zero";
-  if (std::abs(ratio - 1) < 1e-6) return "the truth but for its last digits";
-  if (std::abs(ratio - 2) < 1e-6) return "twice the truth";
-  const double inverse = 1 / ratio;
-  if (std::abs(inverse - std::round(inverse)) < 1e-6 && inverse > 1.5)
-    return "1/" + std::to_string(std::llround(inverse)) + " of the truth";
-  return text::format("%.6g times the truth", ratio);
-}
-
 bool is_near(double a, double b) { return std::abs(a - b) < 1e-6 * std::max(1.0, std::abs(b)); }
+
+// The axes of as many ranks: what is summed over one, and what is averaged.
+struct Axes {
+  std::vector<std::string> summed, averaged;
+  const std::vector<std::string>& found() const { return summed.empty() ? averaged : summed; }
+};
+Axes axes_of(double ratio, const std::vector<Axis>& axes) {
+  Axes out;
+  for (const Axis& axis : axes) {
+    const auto size = static_cast<double>(axis.ranks.size());
+    if (size < 2) continue;
+    if (is_near(ratio, size)) out.summed.push_back(axis.name);
+    if (is_near(ratio, 1 / size)) out.averaged.push_back(axis.name);
+  }
+  return out;
+}
+bool is_of_micro_batches(double ratio, int64_t accumulation) {
+  return accumulation > 1 && (is_near(ratio, 1.0 / static_cast<double>(accumulation)) ||
+                              is_near(ratio, static_cast<double>(accumulation)));
+}
 
 // What a constant factor is made of.
 Pattern factor_pattern(double ratio, const std::vector<Axis>& axes, int64_t accumulation) {
-  Pattern out{times_text(ratio) + " on every rank", {}};
+  Pattern out{times_text(ratio) + " on every rank" + factor_text(ratio, axes, accumulation), {}};
   if (std::abs(ratio) < 1e-12) {
     out.mend =
         "nothing of it arrives: see that the parameter is used and that its gradient is "
         "not dropped (end_step() must leave all gradients of parameters())";
     return out;
   }
-  std::vector<std::string> summed, averaged;  // axes of as many ranks
-  for (const Axis& axis : axes) {
-    const auto size = static_cast<double>(axis.ranks.size());
-    if (size < 2) continue;
-    if (is_near(ratio, size)) summed.push_back(axis.name);
-    if (is_near(ratio, 1 / size)) averaged.push_back(axis.name);
+  const Axes of = axes_of(ratio, axes);
+  if (!of.found().empty()) {
+    const std::string either = text::join(of.found(), " or ");
+    out.mend = !of.summed.empty() ? "it is summed over " + either +
+                                        " where it should be averaged, or summed once too often: "
+                                        "ReduceOp::average in the place of ReduceOp::sum"
+                                  : "it is averaged over " + either +
+                                        " where it should be summed: ReduceOp::sum in the place "
+                                        "of ReduceOp::average";
   }
-  if (const std::vector<std::string>& found = summed.empty() ? averaged : summed; !found.empty()) {
-    const std::string either = text::join(found, " or ");
-    out.text += ", and " + text::join(found, " and ") + (found.size() > 1 ? " have " : " has ") +
-                std::to_string(std::llround(std::max(ratio, 1 / ratio))) + " ranks";
-    out.mend = !summed.empty() ? "it is summed over " + either +
-                                     " where it should be averaged, or summed once too often: "
-                                     "ReduceOp::average in the place of ReduceOp::sum"
-                               : "it is averaged over " + either +
-                                     " where it should be summed: ReduceOp::sum in the place of "
-                                     "ReduceOp::average";
-  }
-  if (accumulation > 1 && (is_near(ratio, 1.0 / static_cast<double>(accumulation)) ||
-                           is_near(ratio, static_cast<double>(accumulation)))) {
-    out.text += ", and a step has " + std::to_string(accumulation) + " micro-batches";
+  if (is_of_micro_batches(ratio, accumulation))
     out.mend += std::string(out.mend.empty() ? "" : "; or else: ") +
                 "micro-batches add up (GradientSync::accumulate): no one divides by their number, "
                 "which the loss has done";
-  }
   return out;
 }
 
@@ -111,7 +110,45 @@ std::string between(const std::vector<int64_t>& right, const std::vector<int64_t
   return text::join(out, " and ");
 }
 
+// The axes along which ranks hold the same part, and hold it differently.
+std::string apart_along(const std::map<int64_t, const Piece*>& by_rank,
+                        const std::vector<std::vector<Axis>>& axes, double tolerance) {
+  std::vector<std::string> out;
+  for (const auto& [rank, piece] : by_rank)
+    for (const Axis& axis : axes.at(static_cast<size_t>(rank))) {
+      const auto other = by_rank.find(axis.ranks.front());
+      if (axis.ranks.front() == rank || other == by_rank.end() ||
+          !(other->second->region == piece->region) ||
+          std::ranges::find(out, axis.name) != out.end())
+        continue;
+      if (!(largest(wide(piece->values).flatten() - wide(other->second->values).flatten()) <=
+            tolerance))
+        out.push_back(axis.name);
+    }
+  return text::join(out, " and ");
+}
+
 }  // namespace
+
+std::string times_text(double ratio) {
+  if (std::abs(ratio) < 1e-12) return "zero";
+  if (std::abs(ratio - 1) < 1e-6) return "the truth but for its last digits";
+  if (std::abs(ratio - 2) < 1e-6) return "twice the truth";
+  const double inverse = 1 / ratio;
+  if (std::abs(inverse - std::round(inverse)) < 1e-6 && inverse > 1.5)
+    return "1/" + std::to_string(std::llround(inverse)) + " of the truth";
+  return text::format("%.6g times the truth", ratio);
+}
+
+std::string factor_text(double ratio, const std::vector<Axis>& axes, int64_t accumulation) {
+  std::string out;
+  if (const std::vector<std::string> found = axes_of(ratio, axes).found(); !found.empty())
+    out += ", and " + text::join(found, " and ") + (found.size() > 1 ? " have " : " has ") +
+           std::to_string(std::llround(std::max(ratio, 1 / ratio))) + " ranks";
+  if (is_of_micro_batches(ratio, accumulation))
+    out += ", and a step has " + std::to_string(accumulation) + " micro-batches";
+  return out;
+}
 
 std::optional<Pattern> diagnose(const Tensor& truth, const std::vector<Piece>& pieces,
                                 const std::vector<std::vector<Axis>>& axes, int64_t accumulation,
@@ -174,6 +211,13 @@ std::optional<Pattern> diagnose(const Tensor& truth, const std::vector<Piece>& p
                      "all_reduce(gradient, ReduceOp::average) over the group of " + axis.name +
                          " before end_step() returns"};
   }
+  if (const std::string apart = apart_along(by_rank, axes, tolerance);
+      right.empty() && !apart.empty())
+    return Pattern{"differs between the ranks of " + apart + ", which should be alike",
+                   "what the ranks of " + apart +
+                       " compute by parts must be summed before all of them go on with it: "
+                       "all_reduce() in the forward, copy_to() for the backward "
+                       "(meshwright/parallel/collectives.h)"};
   if (!right.empty()) {
     Pattern out{"right on " + ranks_text(right) + ", wrong on " + ranks_text(wrong), {}};
     if (const std::string axis = between(right, wrong, axes); !axis.empty())
@@ -247,6 +291,7 @@ class Comparison {
     // Gradients come in the other order.
     for (auto one = truth_.rbegin(); one != truth_.rend(); ++one)
       if (one->gradient.defined()) look_at(*one, /*backward=*/true);
+    find_again();
     out_.modules = static_cast<int64_t>(compared_.size());
     for (const std::string& name : left_)
       if (!compared_.contains(name)) out_.left.push_back(name);
@@ -257,6 +302,7 @@ class Comparison {
   struct Beside {
     double apart = 0;
     Piece piece;
+    bool parts = false;  // of a sum over tp that is right
   };
   using Sees = std::vector<std::pair<int64_t, const Seen*>>;
 
@@ -269,7 +315,39 @@ class Comparison {
     return true;
   }
 
+  // What backward computes again must be what the forward computed.
+  void find_again() {
+    for (const Seen& one : truth_) {
+      PlaceOfFault fault{.module = one.module, .micro_batch = one.micro_batch};
+      for (size_t r = 0; r < ranks_.size(); ++r)
+        for (const Seen& seen : ranks_[r].seen)
+          if (seen.module == one.module && seen.micro_batch == one.micro_batch &&
+              seen.again > tolerance_) {
+            fault.ranks.push_back(static_cast<int64_t>(r));
+            fault.difference = std::max(fault.difference, seen.again);
+          }
+      if (fault.ranks.empty()) continue;
+      fault.pattern = {"backward computes it again, and gets something else than the forward" +
+                           (fault.ranks.size() == ranks_.size() ? " on every rank"
+                                                                : " on " + ranks_text(fault.ranks)),
+                       "what a forward draws or decides (dropout, the choice of experts, a dtype) "
+                       "must be the same in its second run (HookHost::around): keep it, or seed it "
+                       "by the step, the micro-batch and the module"};
+      out_.again = std::move(fault);
+      return;
+    }
+  }
+
+  ModuleMarks& marks_of(const std::string& module) {
+    const auto [at, made] = marks_.try_emplace(module, out_.marks.size());
+    if (made)
+      out_.marks.push_back(
+          {module, std::vector<double>(ranks_.size(), -1), std::vector<double>(ranks_.size(), -1)});
+    return out_.marks[at->second];
+  }
+
   void look_at(const Seen& whole, bool backward) {
+    ModuleMarks& marks = marks_of(whole.module);
     const auto at = mine_.find({whole.module, whole.micro_batch});
     if (at == mine_.end()) return;
     std::map<int64_t, Tensor> values;
@@ -297,7 +375,10 @@ class Comparison {
       const double relative = scale > 0 ? beside->apart / scale : beside->apart;
       (backward ? out_.backward : out_.forward) =
           std::max(backward ? out_.backward : out_.forward, relative);
+      double& mark = (backward ? marks.backward : marks.forward).at(static_cast<size_t>(rank));
+      mark = std::max(mark, relative);
       pieces.push_back(std::move(beside->piece));
+      if (beside->parts) parts_ = whole.module;
       if (relative <= tolerance_) continue;
       fault.ranks.push_back(rank);
       fault.difference = std::max(fault.difference, relative);
@@ -308,6 +389,13 @@ class Comparison {
     if (pieces.size() == values.size())
       if (auto pattern = diagnose(truth, pieces, axes, 1, tolerance_ * scale))
         fault.pattern = std::move(*pattern);
+    // Parts that came back to a module and were still parts at the next one that shares them.
+    if (backward && !parts_.empty() && parts_ != whole.module &&
+        fault.pattern.text.find("ranks of tp, which") != std::string::npos)
+      fault.pattern = {"differs between the ranks of tp: a sum over tp is missing behind " + parts_,
+                       "the gradient of its output comes in parts, one of each rank's columns: "
+                       "copy_to(x, tp group) in front of what is cut sums them (style \"colwise\" "
+                       "does, meshwright/parallel/collectives.h)"};
     if (!backward && fault.pattern.text.find("missing") != std::string::npos)
       fault.pattern.mend =
           "the outputs of the ranks are parts of a sum that nobody adds up: a "
@@ -341,7 +429,7 @@ class Comparison {
       const double in_all = largest(sum - expected), near = tolerance_ * largest(expected);
       // Parts of a sum that is so many times the truth are what is to be told.
       if (in_all <= apart || (ratio_of(sum, expected, near) && !ratio_of(mine, expected, near)))
-        out = {std::min(apart, in_all), {rank, out.piece.region, sum, expected}};
+        out = {std::min(apart, in_all), {rank, out.piece.region, sum, expected}, in_all <= near};
       return out;
     }
     if (tp == nullptr || mine.dim() != expected.dim()) return std::nullopt;
@@ -360,7 +448,8 @@ class Comparison {
     if (size != expected.size(dim)) return std::nullopt;
     const Tensor part = expected.narrow(dim, begin, mine.size(dim));
     return Beside{largest(mine - part),
-                  {rank, Region::box({first, dim, begin}, {1, 1, mine.size(dim)}), mine, part}};
+                  {rank, Region::box({first, dim, begin}, {1, 1, mine.size(dim)}), mine, part},
+                  false};
   }
 
   const std::vector<Seen>& truth_;
@@ -368,6 +457,8 @@ class Comparison {
   int64_t length_;
   double tolerance_, outputs_ = 0, gradients_ = 0;
   std::map<std::pair<std::string, int64_t>, Sees> mine_;
+  std::map<std::string, size_t> marks_;  // in out_.marks
+  std::string parts_;                    // the last module whose gradient came in parts
   std::set<std::string> compared_, left_;
   Compared out_;
 };

@@ -42,6 +42,11 @@ std::optional<Pattern> diagnose(const at::Tensor& truth, const std::vector<Piece
                                 const std::vector<std::vector<Axis>>& axes, int64_t accumulation,
                                 double tolerance);
 
+// "twice the truth"; of a factor that is an axis' or the micro-batches' number, ", and tp has 2
+// ranks" or nothing.
+std::string times_text(double ratio);
+std::string factor_text(double ratio, const std::vector<Axis>& axes, int64_t accumulation);
+
 // What a rank saw, and how it shares the tokens and the features of a micro-batch.
 struct RankSeen {
   std::vector<Seen> seen;  // micro-batches counted over all ranks
@@ -61,8 +66,18 @@ struct PlaceOfFault {
   Pattern pattern = {};             // text may be empty
 };
 
+// How a module fares on each rank: the largest difference over its micro-batches, relative; below
+// 0: not compared there.
+struct ModuleMarks {
+  std::string module;
+  std::vector<double> forward, backward;
+};
+
 struct Compared {
   std::optional<PlaceOfFault> fault;
+  // The first module of the forward that gives something else when backward computes it again.
+  std::optional<PlaceOfFault> again;
+  std::vector<ModuleMarks> marks;    // in the order of the forward
   double forward = 0, backward = 0;  // the largest differences
   int64_t modules = 0;               // that were compared
   std::vector<std::string> left;     // that could not be: their parts do not make up the whole

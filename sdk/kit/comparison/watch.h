@@ -17,11 +17,15 @@ struct Seen {
   int64_t micro_batch = 0;
   at::Tensor output;    // the first floating-point tensor of the result
   at::Tensor gradient;  // of the loss with respect to it; undefined: none came
+  // Backward computed it again: by how much that differed from what this module gave in any
+  // micro-batch, at the least, over the largest element. 0: not computed again, or alike.
+  double again = 0;
 };
 
 // Sees the first call of each module and micro-batch; what a backward computes again tells of
-// gradients alone. Modules without hooks (HookHost) are not seen. The hooks stay with the model and
-// see nothing once this has ended. Not thread-safe; a rank has its own.
+// gradients, and of whether it is the same. Modules without hooks (HookHost) are not seen. The
+// hooks stay with the model and see nothing once this has ended. Not thread-safe; a rank has its
+// own.
 class Watch {
  public:
   // Behind the hooks that a strategy has attached, so that it sees what the next module sees.
