@@ -142,11 +142,11 @@ int conclude(Call& call, const std::string& strategy, const prove::Shrunk& small
     std::vector<std::string> wrong;
     for (const prove::Row& row : found.rows)
       if (row.not_compared.empty() && !row.ok()) wrong.push_back(row.what);
-    error.emplace(
-        found.problems.empty() ? ErrorCode::numbers_differ : ErrorCode::plugin_nonconforming,
-        found.problems.empty() ? "in " + found.dtypes + " the ranks differ from one process: " +
-                                     text::join(wrong, ", ")
-                               : "the ranks did not come to an end: " + found.problems.front());
+    error.emplace(ErrorCode::plugin_nonconforming,
+                  found.problems.empty()
+                      ? "in " + found.dtypes +
+                            " the ranks differ from one process: " + text::join(wrong, ", ")
+                      : "the ranks did not come to an end: " + found.problems.front());
     for (const prove::Fault& fault : found.faults)
       if (!fault.mend.empty()) error->help(fault.what + ": " + fault.mend);
     if (found.timed_out)
@@ -250,7 +250,7 @@ clipping, updates, replicas, and a checkpoint that one process loads, and the ra
 float64, where only what is wrong differs, and once in the job's dtypes. What differs is told with
 the first module in which it does. Nothing of the job is read but its configuration, and nothing is
 written but checkpoints to a temporary folder.
-Exit status 5 when numbers differ, 2 when the ranks do not come to an end.
+Exit status 2 when numbers differ.
 
   meshwright prove job.toml
   meshwright prove job.toml --set distributed.tp_size=4 --steps 3
