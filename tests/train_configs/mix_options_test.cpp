@@ -169,8 +169,8 @@ TEST_CASE("mix: a source's own options are part of what it is, and are told with
     CHECK(out.find(place + std::to_string(at)) != std::string::npos);
   }
   int status = 0;
-  const std::string missing =
-      said("validate " + own_columns("fields = { prompt = \"im\" }\n"), &status);
+  const std::string missing = said(
+      "validate " + own_columns("fields = { prompt = \"im\", completion = \"out\" }\n"), &status);
   INFO(missing);
   CHECK(status != 0);
   CHECK(missing.find("did you mean \"in\"? set dataset.mix.jsonl.fields.prompt = \"in\"") !=
