@@ -90,7 +90,8 @@ class Mutant final : public ForwardingModel {
     if (fault_ == "bias_times_tp") scale_of("output.bias", static_cast<double>(sizes_.tp));
     c10::NoGradGuard no_grad;
     if (own_.defined()) {
-      data_group()->all_reduce(own_, ReduceOp::average).wait();
+      data_group()->all_reduce(own_, ReduceOp::sum).wait();
+      own_.div_(static_cast<double>(data_group()->size()));
       for (const ParallelParameter& p : parameters())
         if (p.name == kNorm && p.grad.numel() > 0)
           Tensor(p.grad).copy_(own_.narrow(0, p.region.offsets[0], p.region.sizes[0]));
@@ -197,7 +198,8 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() >= 0; }
 Tensor as_mean_of_means(const Tensor& g, const std::shared_ptr<Group>& ranks) {
   const Tensor mine = g.flatten(0, 1).abs().sum(1).gt(0).sum().to(at::kDouble).view({1});
   Tensor mean = mine.clone();
-  ranks->all_reduce(mean, ReduceOp::average).wait();
+  ranks->all_reduce(mean, ReduceOp::sum).wait();
+  mean.div_(static_cast<double>(ranks->size()));
   return g * (mean / mine).to(g.scalar_type());
 }
 
@@ -247,9 +249,8 @@ void spoil(ParallelizeRequest& request, const std::string& fault) {
     if (fault == "scaled_backward" && name == "model.layers.0.mlp")
       gradients([](const Tensor& g) { return g * 2; });
     if (fault == "bias_on_every_rank" && name == "layers.1.attention.output")
-      outputs([bias = item.value()->named_parameters()["bias"]](const Tensor& x) {
-        return x + bias;
-      });
+      outputs(
+          [bias = item.value()->named_parameters()["bias"]](const Tensor& x) { return x + bias; });
     if (fault == "mean_of_means" && name == "lm_head")
       gradients([everyone](const Tensor& g) { return as_mean_of_means(g, everyone); });
     // The second run draws other numbers.
@@ -267,8 +268,7 @@ void spoil(ParallelizeRequest& request, const std::string& fault) {
     if (fault == "other_documents" && name == "model.layers.1.self_attn.core") {
       const auto one = std::make_shared<OneDocument>();
       host->before_forward.push_back([one](torch::nn::Module&, TensorRefs&) { one->begin(); });
-      host->after_forward.push_back(
-          [one](torch::nn::Module&, TensorRefs&) { one->scope.reset(); });
+      host->after_forward.push_back([one](torch::nn::Module&, TensorRefs&) { one->scope.reset(); });
     }
     // Of the keys' gradients, as a ring's last turn that is lost, or taken twice.
     if (fault == "block_left_out" && name == "model.layers.1.self_attn.k_proj" && rank == 1)
@@ -293,7 +293,7 @@ std::unique_ptr<ParallelModel> with_norms_of_stream(const Strategy& strategy,
   ModelOutline outline = request.outline;
   for (auto& [pattern, style] : outline.own_tp_plan)
     if (style == "replicated_with_grad_allreduce") style = "replicated";
-  ParallelizeRequest without{request.model, outline,        request.mesh, request.tp,
+  ParallelizeRequest without{request.model,  outline,       request.mesh, request.tp,
                              request.config, request.world, request.plan};
   return execute_plan(without, plan_of(strategy, without));
 }

@@ -19,7 +19,7 @@ class OfPolicy final : public ShardedStrategy {
   ShardingPolicy sharding_policy(const StrategyConfig& config) const override {
     const std::string fault = config.own().get_string("fault");
     ShardingPolicy out;
-    out.precision.mp = config.mp();
+    out.precision.mp = config.mp_policy();
     if (fault == "replicas_apart") out.independent_replicas = true;
     // Whatever the job asked for.
     if (fault == "rounds") out.precision.mp.reduce = DType::bfloat16;

@@ -86,10 +86,10 @@ Pattern factor_pattern(double ratio, const std::vector<Axis>& axes, int64_t accu
     const std::string either = text::join(of.found(), " or ");
     out.mend = !of.summed.empty() ? "it is summed over " + either +
                                         " where it should be averaged, or summed once too often: "
-                                        "ReduceOp::average in the place of ReduceOp::sum"
+                                        "divide by the number of its ranks, once"
                                   : "it is averaged over " + either +
-                                        " where it should be summed: ReduceOp::sum in the place "
-                                        "of ReduceOp::average";
+                                        " where it should be summed: do not divide by the number "
+                                        "of its ranks";
   }
   if (is_of_micro_batches(ratio, accumulation))
     out.mend += std::string(out.mend.empty() ? "" : "; or else: ") +
@@ -208,8 +208,8 @@ std::optional<Pattern> diagnose(const Tensor& truth, const std::vector<Piece>& p
                                " before end_step() returns"};
     if (largest(sum.flatten() / many - expected.flatten()) <= tolerance * many)
       return Pattern{what + "mean over " + axis.name + " is missing",
-                     "all_reduce(gradient, ReduceOp::average) over the group of " + axis.name +
-                         " before end_step() returns"};
+                     "all_reduce(gradient, ReduceOp::sum) over the group of " + axis.name +
+                         ", divided by its size, before end_step() returns"};
   }
   if (const std::string apart = apart_along(by_rank, axes, tolerance);
       right.empty() && !apart.empty())
