@@ -236,6 +236,8 @@ class Running {
     for (const plan::AxisView& axis : plan::axes_of(trainer_.plan()))
       if (!axis.flattened && axis.size > 1) out_.seen.axes.push_back({axis.name, axis.group});
     out_.seen.scale = static_cast<double>(trainer_.accumulation());
+    if (const auto& sharding = trainer_.plan().sharding)
+      out_.approximate = sharding->gradient_tolerance.value_or(0);
     list_own();
     if (const auto& context = trainer_.model().context_parallel())
       for (const PositionRun& run : context->rows_of(request_.job.length, context->group()->rank()))

@@ -40,6 +40,7 @@ struct Captured {
   std::vector<std::pair<std::string, std::string>> own;
   comparison::RankSeen seen;
   int64_t accumulation = 1;
+  double approximate = 0;  // ShardingPlan::gradient_tolerance; 0: gradients are exact
   // Where a checkpoint was made: what it should hold, or why there is none; and the step after it.
   std::vector<Part> saved;
   std::optional<Error> not_saved;

@@ -444,7 +444,7 @@ TEST_CASE("model kit: each wrong model is caught by the case that is about it, a
   add("float32 whatever is asked for", "model_layouts",
       "param_dtype = bfloat16: rank 0: error[E0421]: an exception of type std::runtime_error left "
       "the "
-      "plugin: made for float32 (plugin net, in forward)")
+      "plugin: made for float32 (plugin net, in forward, on rank 0)")
       .float32_only = true;
 
   for (Mutant& mutant : mutants) {

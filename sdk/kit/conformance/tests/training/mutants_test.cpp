@@ -323,11 +323,11 @@ std::vector<Case> cases() {
       {"bfloat16 is ignored", "2 ranks, bfloat16: rank 0: step 3 sent ", {.make = rounds_nothing}},
       {"what LibTorch throws leaves a method",
        "error[E0421]: an exception of type c10::Error left the plugin: torn (plugin mutant, "
-       "in end_step)",
+       "in end_step, on rank 0)",
        wrapped<Torn>()},
       {"one rank falls over while the other waits",
        "2 ranks: rank 1: error[E0421]: an exception of type std::runtime_error left the plugin: it "
-       "fell over (plugin mutant, in begin_step)",
+       "fell over (plugin mutant, in begin_step, on rank 1)",
        wrapped<OneFallsOver>()},
       {"a switch of its own sums gradients",
        "2 ranks, summed = true: rank 0: step 1: the gradient of ",

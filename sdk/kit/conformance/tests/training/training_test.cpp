@@ -128,7 +128,7 @@ TEST_CASE("the kit finds nothing in a strategy that trains, and what is wrong in
   for (const auto& [wrong, says] :
        {std::pair(Way::throws,
                   "1 rank: rank 0: error[E0421]: an exception of type std::runtime_error left the "
-                  "plugin: it fell over (plugin trains, in parallelize)"),
+                  "plugin: it fell over (plugin trains, in parallelize, on rank 0)"),
         std::pair(Way::nothing, "2 ranks: rank 0: parallelize returned nothing"),
         std::pair(Way::refuses, "1 rank: rank 0: error[E0318]: not this module")})
     CHECK(found(wrong, says).find(says) != std::string::npos);
@@ -149,6 +149,7 @@ TEST_CASE("the kit holds ranks that share samples to the plain loop, where there
             "2 ranks, cp_size 2, all_gather: rank 0: error[E0423]: the strategy trains planned "
             "cp_size = 2, but its parallelize() gave the model no context_parallel()") !=
         std::string::npos);
+  INFO(away);
   for (const char* method : {"all_gather", "ring", "ulysses"})
     CHECK(away.find("2 ranks, cp_size 2, " + std::string(method) +
                     ": rank 0: the loss of step 1 is ") != std::string::npos);
