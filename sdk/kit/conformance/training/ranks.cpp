@@ -17,7 +17,7 @@ void tell(const RunOutcome& outcome, const std::string& where, Findings& finding
     findings.add(where + ": " + (rank >= 0 ? "rank " + std::to_string(rank) + ": " : "") +
                  problems.front());
     if (std::exchange(first, false))
-      for (const std::string& line : place) findings.add(where + ": " + line);
+      for (const std::string& line : place) findings.explain(where + ": " + line);
   }
 }
 

@@ -35,6 +35,8 @@ struct Findings {
     ++count;
     fail(context, problem.c_str());
   }
+  // More of the last problem: layouts end when there are enough problems, not lines.
+  void explain(const std::string& line) { fail(context, line.c_str()); }
 };
 
 using comparison::collect;
