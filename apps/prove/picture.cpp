@@ -71,10 +71,7 @@ std::vector<Shown> folded(const Picture& picture) {
     }
     if (out.empty() || out.back().list != layer.list || out.back().last != layer.number)
       out.push_back({{}, layer.list, layer.number, layer.number, {}, false});
-    for (const Part part : kParts) {
-      Picture::Line copy = line;
-      merge(out.back().marks.of(part), copy.of(part));
-    }
+    for (const Part part : kParts) merge(out.back().marks.of(part), line.of(part));
   }
   std::vector<Shown> runs;
   for (Shown& one : out) {
@@ -108,9 +105,8 @@ std::vector<std::vector<size_t>> columns_of(const std::vector<Shown>& lines, siz
   std::vector<std::vector<size_t>> out;
   auto same = [&](size_t a, size_t b) {
     return std::ranges::all_of(lines, [&](const Shown& one) {
-      Picture::Line marks = one.marks;
       return std::ranges::all_of(kParts, [&](Part part) {
-        const std::string& of = marks.of(part);
+        const std::string& of = one.marks.of(part);
         return of.size() <= std::max(a, b) || of[a] == of[b];
       });
     });
@@ -241,11 +237,10 @@ std::string Picture::text(const report::Style& style) const {
                              })) +
            "\n";
   for (const Shown& one : shown) {
-    Line marks = one.marks;
     std::string line = row(
         shortened(one.name, style.unicode),
         [&](Part part, const std::vector<size_t>& column, size_t cells) {
-          const std::string& of = marks.of(part);
+          const std::string& of = one.marks.of(part);
           const char mark = column.front() < of.size() ? of[column.front()] : kNotCompared;
           std::string text(1, mark);
           if (mark == kRight && style.unicode) text = "·";

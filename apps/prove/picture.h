@@ -18,9 +18,10 @@ struct Picture {
   struct Line {
     std::string module;
     std::string forward, backward, gradients;  // gradients: of its own parameters
-    std::string& of(Part part) {
+    const std::string& of(Part part) const {
       return part == Part::forward ? forward : part == Part::backward ? backward : gradients;
     }
+    std::string& of(Part part) { return const_cast<std::string&>(std::as_const(*this).of(part)); }
   };
   std::vector<std::pair<std::string, std::vector<int64_t>>> axes;  // each rank's coordinate
   std::vector<Line> lines;                                         // in the order of the forward

@@ -1,3 +1,5 @@
+// The configuration told: explained, as a JSON schema, and as it was resolved. Long because all of
+// it walks the same schemas, tables and lists.
 #include "engine/config/describe.h"
 
 #include <algorithm>

@@ -313,9 +313,7 @@ class AllGather final : public ExpertDispatcher, public EvenTokens {
       return missing == 0 ? t : at::constant_pad_nd(t, {0, 0, 0, missing}, value);
     };
     Tensor all = all_gather(padded(x, 0), 0, ep_);
-    const Tensor& w = routing.weights;
-    Tensor weights =
-        all_gather(padded(w.scalar_type() == at::kDouble ? w : w.to(at::kFloat), 0), 0, ep_);
+    Tensor weights = all_gather(padded(meshwright::detail::wide(routing.weights), 0), 0, ep_);
     Tensor indices = all_gather(padded(routing.indices, -1), 0, ep_);
     meanwhile();
     Tensor mine = indices - first;

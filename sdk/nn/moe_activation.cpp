@@ -102,8 +102,6 @@ ActivationGradients activate_backward_by(const OwnKernels& own, const Tensor& gi
   return out;
 }
 
-Tensor wide(const Tensor& t) { return t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
-
 struct Parts {
   Tensor gate, up;  // up: undefined without a gate
 };
@@ -170,6 +168,8 @@ Derived derive(const ActivationShape& shape, const Parts& x, bool derive) {
 }
 
 }  // namespace
+
+Tensor wide(const Tensor& t) { return t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
 
 bool activates_into(const ActivationShape& shape, const Tensor& t) {
   return shape.kind == ExpertActivation::swiglu && shape.swiglu_limit <= 0 && t.is_cpu() &&

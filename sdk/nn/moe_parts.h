@@ -15,6 +15,8 @@
 
 namespace meshwright::detail {
 
+// In float32, or float64 where it is that: what sums are made in.
+at::Tensor wide(const at::Tensor& t);
 // Contiguous float32 on the CPU, whose rows may be reached by pointers.
 bool plain_rows(const at::Tensor& t);
 // [n, width] without values, in memory for up to an eighth more rows: numbers that change from call

@@ -28,7 +28,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-Tensor wide(const Tensor& t) { return t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
+using meshwright::detail::wide;
 
 // x W^T + b whose result is there already.
 struct KnownProduct : torch::autograd::Function<KnownProduct> {

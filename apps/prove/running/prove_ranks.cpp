@@ -278,9 +278,11 @@ class Proof {
                     "step " + std::to_string(s) + ", rank " + std::to_string(r));
       }
     out_.rows.push_back({"targets and tokens", counts.difference, 0, counts.where});
-    const std::string moved_by_evaluation = evaluation_moves(ranks);
-    out_.rows.push_back({"values after the evaluation", moved_by_evaluation.empty() ? 0 : HUGE_VAL,
-                         0, moved_by_evaluation});
+    const std::optional<Moved> by_evaluation = evaluation_moves(ranks);
+    out_.rows.push_back({"values after the evaluation", by_evaluation ? HUGE_VAL : 0, 0,
+                         by_evaluation
+                             ? by_evaluation->name + ", rank " + std::to_string(by_evaluation->rank)
+                             : ""});
     const std::string& differ = parted(ranks).differ;
     out_.rows.push_back({replicas_round() > 0 ? "replicas" : "replicas, to the bit",
                          differ.empty() ? 0 : HUGE_VAL, replicas_round(), differ});
@@ -652,24 +654,28 @@ class Proof {
   }
 
   // The first value that an evaluation has moved.
-  static std::string evaluation_moves(const Run& ranks) {
+  struct Moved {
+    std::string name;
+    size_t rank = 0;
+  };
+  static std::optional<Moved> evaluation_moves(const Run& ranks) {
     for (size_t r = 0; r < ranks.ranks.size(); ++r) {
       const Captured& rank = ranks.ranks[r];
       for (size_t i = 0; i < std::min(rank.evaluated_state.size(), rank.states.back().size()); ++i)
         if (!rank.evaluated_state[i].values.equal(rank.states.back()[i].values))
-          return rank.evaluated_state[i].name + ", rank " + std::to_string(r);
+          return Moved{rank.evaluated_state[i].name, r};
     }
-    return {};
+    return std::nullopt;
   }
   void find_evaluation(const Run& ranks) {
-    const std::string moved = evaluation_moves(ranks);
-    if (moved.empty()) return;
-    out_.faults.push_back({.what = "the evaluation writes to " + moved.substr(0, moved.find(',')),
+    const std::optional<Moved> moved = evaluation_moves(ranks);
+    if (!moved) return;
+    out_.faults.push_back({.what = "the evaluation writes to " + moved->name,
                            .pattern = "it is another after an evaluation than before it",
                            .mend = "what a forward counts or moves, it does in training alone "
                                    "(torch::nn::Module::is_training())"});
-    const std::string name = moved.substr(0, moved.find(','));
-    out_.picture.turn(module_of(name.substr(name.find(' ') + 1)), Picture::Part::forward);
+    out_.picture.turn(module_of(moved->name.substr(moved->name.find(' ') + 1)),
+                      Picture::Part::forward);
   }
 
   void find_replicas(const Run& ranks) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "sdk/base/plain_text.h"
 #include "sdk/kit/comparison/pieces.h"
@@ -11,12 +10,6 @@ namespace meshwright::prove {
 
 using at::Tensor;
 using comparison::Assembly;
-
-double largest(const Tensor& t) {
-  return t.numel() == 0
-             ? 0
-             : t.abs().nan_to_num(std::numeric_limits<double>::infinity()).max().item<double>();
-}
 
 double apart(double found, double expected) {
   if (!std::isfinite(found) && !std::isfinite(expected)) return 0;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "apps/prove/running/captured.h"
+#include "sdk/kit/comparison/pieces.h"
 
 namespace meshwright::prove {
 
@@ -36,7 +37,7 @@ struct Worst {
   }
 };
 
-double largest(const at::Tensor& t);  // of its elements without their signs; 0: it has none
+using comparison::largest;
 double apart(double found, double expected);
 // Of each tensor the largest difference over its own largest element; of one that is nearly zero
 // beside the largest of all, over a thousandth of that.

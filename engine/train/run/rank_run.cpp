@@ -1,4 +1,5 @@
-// A rank's whole run, as the program has it, and what it leaves when it fails.
+// A rank's whole run, as the program has it, and what it leaves when it fails. Long because its
+// phases share one state.
 #include "engine/train/run/rank_run.h"
 
 #include <algorithm>

@@ -135,7 +135,7 @@ using at::Tensor;
 namespace {
 
 // Rows that follow each other from `position` on, as what is kept from before goes on.
-std::shared_ptr<const Sequence> rows_from(int64_t position, int64_t rows) {
+std::shared_ptr<Sequence> rows_from(int64_t position, int64_t rows) {
   auto out = std::make_shared<Sequence>();
   out->length = position + rows;
   out->rows = {{position, rows}};
@@ -145,9 +145,7 @@ std::shared_ptr<const Sequence> rows_from(int64_t position, int64_t rows) {
 std::shared_ptr<const Sequence> whole_sequence(int64_t length, const Tensor& documents = {},
                                                const Tensor& positions = {},
                                                const Tensor& counts = {}) {
-  auto out = std::make_shared<Sequence>();
-  out->length = length;
-  out->rows = {{0, length}};
+  std::shared_ptr<Sequence> out = rows_from(0, length);
   out->documents = documents;
   out->positions = positions;
   out->counts = counts;

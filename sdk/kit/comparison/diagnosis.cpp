@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <set>
 
 #include "sdk/base/plain_text.h"
@@ -17,12 +16,6 @@ namespace meshwright::comparison {
 using at::Tensor;
 
 namespace {
-
-double largest(const Tensor& t) {
-  return t.numel() == 0
-             ? 0
-             : t.abs().nan_to_num(std::numeric_limits<double>::infinity()).max().item<double>();
-}
 
 Tensor wide(const Tensor& t) { return t.detach().to(at::kDouble); }
 

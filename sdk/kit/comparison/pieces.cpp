@@ -12,6 +12,12 @@ namespace meshwright::comparison {
 
 using at::Tensor;
 
+double largest(const Tensor& t) {
+  return t.numel() == 0
+             ? 0
+             : t.abs().nan_to_num(std::numeric_limits<double>::infinity()).max().item<double>();
+}
+
 Tensor positions_in(const Region& region, const std::vector<int64_t>& shape) {
   Tensor out = at::arange(element_count(shape)).view(shape);
   if (!region.flat())

@@ -13,6 +13,8 @@
 
 namespace meshwright::comparison {
 
+// Of its elements without their signs, infinity where one is not a number; 0: it has none.
+double largest(const at::Tensor& t);
 // The elements of a whole tensor that a region has, in its order: int64.
 at::Tensor positions_in(const Region& region, const std::vector<int64_t>& shape);
 // They themselves, in the shape that the region is stored in.

@@ -1,27 +1,18 @@
 #include "sdk/kit/comparison/wrong.h"
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 
+#include "sdk/kit/comparison/pieces.h"
+
 namespace meshwright::comparison {
-
-namespace {
-
-double largest_of(const at::Tensor& t) {
-  return t.numel() == 0
-             ? 0
-             : t.abs().nan_to_num(std::numeric_limits<double>::infinity()).max().item<double>();
-}
-
-}  // namespace
 
 std::vector<Wrong> wrong_tensors(const std::map<std::string, at::Tensor>& truth,
                                  const std::map<std::string, std::vector<Piece>>& pieces,
                                  const std::vector<std::vector<Axis>>& axes, int64_t accumulation,
                                  double tolerance, std::vector<std::string>& missing) {
   double scale = 0;
-  for (const auto& [name, whole] : truth) scale = std::max(scale, largest_of(whole));
+  for (const auto& [name, whole] : truth) scale = std::max(scale, largest(whole));
   std::vector<Wrong> out;
   for (const auto& [name, whole] : truth) {
     const auto at = pieces.find(name);
@@ -29,9 +20,8 @@ std::vector<Wrong> wrong_tensors(const std::map<std::string, at::Tensor>& truth,
       missing.push_back(name);
       continue;
     }
-    const std::optional<Pattern> pattern =
-        diagnose(whole, at->second, axes, accumulation,
-                 tolerance * std::max(largest_of(whole), 1e-3 * scale));
+    const std::optional<Pattern> pattern = diagnose(
+        whole, at->second, axes, accumulation, tolerance * std::max(largest(whole), 1e-3 * scale));
     if (!pattern) continue;
     const auto same = std::ranges::find_if(
         out, [&](const Wrong& group) { return group.pattern.text == pattern->text; });
