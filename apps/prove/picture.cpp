@@ -101,7 +101,8 @@ std::vector<Shown> folded(const Picture& picture) {
 }
 
 // Ranks of which everything shown is alike share a column, where all of them would be too many.
-std::vector<std::vector<size_t>> columns_of(const std::vector<Shown>& lines, size_t ranks) {
+std::vector<std::vector<size_t>> columns_of(const std::vector<Shown>& lines, size_t ranks,
+                                            size_t most) {
   std::vector<std::vector<size_t>> out;
   auto same = [&](size_t a, size_t b) {
     return std::ranges::all_of(lines, [&](const Shown& one) {
@@ -112,10 +113,9 @@ std::vector<std::vector<size_t>> columns_of(const std::vector<Shown>& lines, siz
     });
   };
   for (size_t r = 0; r < ranks; ++r) {
-    const auto at =
-        ranks <= kMostColumns ? out.end() : std::ranges::find_if(out, [&](const auto& column) {
-          return same(column.front(), r);
-        });
+    const auto at = ranks <= most ? out.end() : std::ranges::find_if(out, [&](const auto& column) {
+      return same(column.front(), r);
+    });
     if (at == out.end())
       out.push_back({r});
     else
@@ -202,17 +202,21 @@ std::string Picture::text(const report::Style& style) const {
   if (shown.empty()) return {};
   size_t ranks = 0, width = 0;
   for (const Line& one : lines) ranks = std::max(ranks, one.forward.size());
-  std::vector<std::vector<size_t>> columns = columns_of(shown, ranks);
-  const size_t left_out = columns.size() > kMostColumns ? columns.size() - kMostColumns : 0;
+  // Numbers of two digits take room, and a space so as not to run into one another.
+  size_t wide = 1;
+  for (const auto& [name, of_rank] : axes)
+    for (const int64_t one : of_rank) wide = std::max(wide, std::to_string(one).size());
+  auto most = [&] { return wide == 1 ? kMostColumns : kMostColumns / (wide + 1); };
+  std::vector<std::vector<size_t>> columns = columns_of(shown, ranks, most());
+  const bool shared = columns.size() < ranks;
+  if (shared) wide = std::to_string(columns.back().front()).size();
+  const size_t left_out = columns.size() > most() ? columns.size() - most() : 0;
   columns.resize(columns.size() - left_out);
   for (const Shown& one : shown)
     width = std::max(width, report::display_width(shortened(one.name, style.unicode)));
   for (const auto& [name, coordinates] : axes) width = std::max(width, name.size());
-  const std::string gap = columns.size() <= 6 ? " " : "";
-  // Coordinates of two digits would run into one another.
-  size_t wide = 1;
-  for (const auto& [name, of_rank] : axes)
-    for (const auto& column : columns) wide = std::max(wide, label(of_rank, column).size());
+  width = std::max<size_t>(width, 9);  // "from rank"
+  const std::string gap = wide > 1 || columns.size() <= 6 ? " " : "";
   const size_t block = std::max<size_t>(columns.size() * (wide + gap.size()) - gap.size(), 9);
   auto row = [&](const std::string& name, const auto& cell) {
     std::string out = "  " + report::pad(name, width);
@@ -236,6 +240,13 @@ std::string Picture::text(const report::Style& style) const {
                                return report::pad_left(label(of_rank, column), cells);
                              })) +
            "\n";
+  if (shared)
+    out += report::paint(style, report::Tone::dim,
+                         row("from rank",
+                             [&](Part, const std::vector<size_t>& column, size_t cells) {
+                               return report::pad_left(std::to_string(column.front()), cells);
+                             })) +
+           "\n";
   for (const Shown& one : shown) {
     std::string line = row(
         shortened(one.name, style.unicode),
@@ -255,7 +266,7 @@ std::string Picture::text(const report::Style& style) const {
     out += line + "\n";
   }
   out += std::string("  ") + (style.unicode ? "·" : ".") + " right  x wrong  " +
-         (style.unicode ? "█" : "X") + " where it turned";
+         (turned.empty() ? "" : std::string(style.unicode ? "█" : "X") + " where it turned");
   if (left_out > 0) out += "  and " + text::counted(static_cast<int64_t>(left_out), "other rank");
   return out + "\n";
 }

@@ -2,6 +2,7 @@
 // each head, and a gated norm behind attention, whose weight all heads share. Its option says which
 // fault it has; without one it declares both and is right.
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
@@ -17,6 +18,7 @@
 
 #include "meshwright/model/running_model.h"
 #include "meshwright/nn/layers.h"
+#include "meshwright/nn/moe.h"
 #include "meshwright/parallel/scalar_type.h"
 #include "meshwright/plugin_main.h"
 
@@ -25,12 +27,15 @@ namespace {
 using namespace meshwright;
 using at::Tensor;
 
-constexpr std::array kOptions = {choice_option("fault", "\"none\"",
-                                               "none|undeclared|norm_of_stream|sinks_of_stream|"
-                                               "first_sinks|whole_gate|loss_of_columns|own_buffer",
-                                               "What is wrong.")};
+constexpr std::array kOptions = {
+    bool_option("experts", false, "Blocks end with experts whose router has a bias."),
+    choice_option("fault", "\"none\"",
+                  "none|undeclared|norm_of_stream|sinks_of_stream|"
+                  "first_sinks|whole_gate|loss_of_columns|own_buffer",
+                  "What is wrong.")};
 
-constexpr int64_t kWidth = 48, kHeads = 6, kEach = 8, kVocabulary = 64, kLayers = 2;
+constexpr int64_t kWidth = 48, kHeads = 6, kEach = 8, kVocabulary = 64, kLayers = 2, kExperts = 4,
+                  kInner = 8;
 
 // The sinks as one parameter, which no style cuts.
 struct SinksImpl : torch::nn::Module {
@@ -52,7 +57,7 @@ struct AttentionImpl : torch::nn::Module {
     else
       sinks = register_module("sinks", make_linear(1, kHeads, false, options));
     norm = register_module("norm", RMSNorm(kEach, 1e-6, NormScale::weight, options));
-    output = register_module("output", make_linear(kHeads * kEach, kWidth, false, options));
+    output = register_module("output", make_linear(kHeads * kEach, kWidth, true, options));
     if (fault == "own_buffer") {
       static std::atomic<int> made{0};
       bias = register_buffer("bias", at::full({1}, 0.01 * ++made, options.device(at::kCPU)));
@@ -84,22 +89,38 @@ struct AttentionImpl : torch::nn::Module {
 };
 MESHWRIGHT_MODULE(Attention);
 
+MoeConfig of_experts() {
+  MoeConfig out;
+  out.dim = kWidth;
+  out.moe_inter_dim = kInner;
+  out.n_routed_experts = kExperts;
+  out.n_activated_experts = 2;
+  out.score_func = ScoreFunction::sigmoid_with_bias;
+  out.gate_bias_update_factor = 1e-3;
+  return out;
+}
+
 struct BlockImpl : torch::nn::Module {
-  BlockImpl(const std::string& fault, const at::TensorOptions& options) {
+  BlockImpl(const std::string& fault, bool experts, const at::TensorOptions& options) {
     norm = register_module("norm", RMSNorm(kWidth, 1e-6, NormScale::weight, options));
     attention = register_module("attention", Attention(fault, options));
+    if (experts) mlp = register_module("mlp", Moe(of_experts(), options.device(at::kCPU)));
   }
-  Tensor forward(const Tensor& x) { return x + attention(norm(x)); }
+  Tensor forward(const Tensor& x) {
+    const Tensor h = x + attention(norm(x));
+    return mlp ? h + mlp(h) : h;
+  }
   RMSNorm norm{nullptr};
   Attention attention{nullptr};
+  Moe mlp{nullptr};
 };
 MESHWRIGHT_MODULE(Block);
 
 struct NetImpl : torch::nn::Module {
-  NetImpl(const std::string& fault, const at::TensorOptions& options) {
+  NetImpl(const std::string& fault, bool experts, const at::TensorOptions& options) {
     tokens = register_module("tokens", make_embedding(kVocabulary, kWidth, options));
     layers = register_module("layers", torch::nn::ModuleList());
-    for (int64_t i = 0; i < kLayers; ++i) layers->push_back(Block(fault, options));
+    for (int64_t i = 0; i < kLayers; ++i) layers->push_back(Block(fault, experts, options));
     norm = register_module("norm", RMSNorm(kWidth, 1e-6, NormScale::weight, options));
     lm_head = register_module("lm_head", make_linear(kWidth, kVocabulary, false, options));
   }
@@ -117,8 +138,8 @@ MESHWRIGHT_MODULE(Net);
 
 class Running final : public RunningModel {
  public:
-  Running(std::string fault, const at::TensorOptions& options)
-      : fault_(std::move(fault)), net_(fault_, options) {}
+  Running(std::string fault, bool experts, const at::TensorOptions& options)
+      : fault_(std::move(fault)), net_(fault_, experts, options) {}
   std::shared_ptr<torch::nn::Module> module() override { return net_.ptr(); }
   Tensor forward(const Tensor& input) override { return net_(input); }
   // A loss of its own. The head may be cut: without `shard` each rank's softmax is over its own
@@ -169,7 +190,14 @@ class Heads final : public ModelFamily {
         b.linear(a + ".sinks", 1, kHeads);
       }
       b.norm(a + ".norm", kEach, "RMSNorm");
-      b.linear(a + ".output", kHeads * kEach, kWidth);
+      b.linear(a + ".output", kHeads * kEach, kWidth, true);
+      if (!request.options.get_bool("experts")) continue;
+      b.module(l + ".mlp", other, "Moe");
+      b.module(l + ".mlp.gate", router, "Router");
+      b.parameter(l + ".mlp.gate.weight", {kExperts, kWidth});
+      b.module(l + ".mlp.experts", experts, "GroupedExperts");
+      b.parameter(l + ".mlp.experts.gate_and_up_projs", {kExperts, kWidth, 2 * kInner});
+      b.parameter(l + ".mlp.experts.down_projs", {kExperts, kInner, kWidth});
     }
     b.norm("norm", kWidth, "RMSNorm");
     b.module("lm_head", linear, "Linear");
@@ -193,14 +221,18 @@ class Heads final : public ModelFamily {
     return o;
   }
   void check_runs(const ModelRequest& request, Diagnostics& diagnostics) const override {
-    if (request.sizes.cp > 1 || request.sizes.pp > 1)
-      diagnostics.add(Error(ErrorCode::model_does_not_fit, "the model has whole samples and layers")
+    if (request.sizes.cp > 1)
+      diagnostics.add(Error(ErrorCode::model_does_not_fit, "the model sees whole samples")
                           .key("distributed.cp_size")
-                          .help("set distributed.cp_size = 1 and distributed.pp_size = 1"));
+                          .help("set distributed.cp_size = 1"));
+    if (request.sizes.pp > 1)
+      diagnostics.add(Error(ErrorCode::model_does_not_fit, "the model has no stages")
+                          .key("distributed.pp_size")
+                          .help("set distributed.pp_size = 1"));
   }
   std::unique_ptr<RunningModel> make(const ModelRequest& request) const override {
     return std::make_unique<Running>(
-        request.options.get_string("fault"),
+        request.options.get_string("fault"), request.options.get_bool("experts"),
         at::TensorOptions().dtype(scalar_type(request.storage)).device(at::kMeta));
   }
 };

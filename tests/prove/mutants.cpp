@@ -112,8 +112,8 @@ class Mutant final : public ForwardingModel {
     const double norm = ForwardingModel::clip_grad_norm(0, by);
     double said = std::sqrt(norm * norm + (fault_ == "left_out" ? -head : head));
     if (fault_ == "counted_tp_times")
-      said = std::sqrt(norm * norm + (static_cast<double>(sizes_.tp) - 1) * of_whole() * by * by);
-    if (fault_ == "stage_norm") said = std::sqrt(of_stage()) * by;
+      said = std::sqrt(norm * norm + (static_cast<double>(sizes_.tp) - 1) * of_whole());
+    if (fault_ == "stage_norm") said = std::sqrt(of_stage());
     if (fault_ == "own_norm") said *= 1 + 0.5 * static_cast<double>(world_->rank());
     if (max_norm > 0) scale(std::min(1.0, max_norm / (said + 1e-6)));
     return said;
@@ -124,7 +124,8 @@ class Mutant final : public ForwardingModel {
       for (const FlatParameterGroup& group : update_groups()) Tensor(group.values).add_(1e-9);
     if (fault_ == "tied_apart" && world_->rank() == 1)
       for (const ParallelParameter& p : parameters())
-        if (p.name == "model.embed_tokens.weight") Tensor(p.local).add_(1e-9);
+        if (p.name == "model.embed_tokens.weight" || p.name == "lm_head.weight")
+          Tensor(p.local).add_(1e-9);
     if (fault_ == "not_updated")
       for (const ParallelParameter& p : parameters())
         if (p.name == "model.embed_tokens.weight") {

@@ -1,12 +1,15 @@
 // A strategy with a ParallelModel of its own, right or with one fault: copies whose parameters lie
 // in one buffer with padding behind them, and gradients in another.
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>

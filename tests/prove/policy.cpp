@@ -1,6 +1,5 @@
 // A strategy that is a policy alone, right or with one fault: nothing of it runs but what the SDK
 // makes of its plan.
-#include <algorithm>
 #include <array>
 #include <string>
 
@@ -22,7 +21,7 @@ class OfPolicy final : public ShardedStrategy {
     out.precision.mp = config.mp_policy();
     if (fault == "replicas_apart") out.independent_replicas = true;
     // Whatever the job asked for.
-    if (fault == "rounds") out.precision.mp.reduce = DType::bfloat16;
+    if (fault == "rounds") out.precision.main_gradients = DType::bfloat16;
     return out;
   }
 };

@@ -1,35 +1,40 @@
 // `prove` finds each fault, says which kind of fault it is and where, and finds nothing where
-// nothing is wrong. Wrappers at run time plant them: in what bundled code has made (mutants.cpp),
-// and in three plugins: a policy, a ParallelModel of its own, and a model that tensor parallelism
-// does not know. By the classes that public reports of silent faults fall into:
+// nothing is wrong. Faults are planted at run time: in bundled code (mutants.cpp), in a policy
+// (policy.cpp), in a ParallelModel of its own (own_model.cpp), in a model that tensor parallelism
+// does not know (heads_model.cpp). By the classes of silent faults that public reports have:
 //
-//   summed where it should be averaged, or the other way   summed, averaged_twice, experts_summed
-//   a sum over tp is missing in backward                   no_sum_before_columns, norm_of_stream,
-//                                                          sinks_of_stream, first_sinks
-//   a norm under sequence parallelism counts a part        unsummed_norm
-//   the norm counts twice, leaves out, is each rank's own  counted_twice, left_out, own_norm,
-//                                                          stage_norm, counted_tp_times,
-//                                                          counts_copies
-//   accumulation                                           last_micro_batch, divided,
-//   moving_average a mean of means                                        mean_of_means the
-//   auxiliary loss is scaled or lost                   auxiliary_scaled, auxiliary_lost
-//   recomputation takes something else                     recompute_differs, other_experts
-//   tokens see other documents                             other_documents
-//   backward of cp leaves out a block, or counts it twice  block_left_out, tokens_twice
-//   tied weights                                           tied_lost, tied_apart
-//   replicas begin apart, drift, or decide apart           random_start, drift, last_digit,
-//   skips_alone,
-//                                                          replicas_apart, own_buffer
-//   checkpoints                                            checkpoint_test.cpp
-//   a reduction that does not come back                    not_contiguous
-//   padding takes part                                     padding_counted, decays_twice
-//
-// A save beside the next step is tests/faults_resume's, whose kills fall into it.
+//  1 sums and means over an axis     summed, averaged_twice, experts_summed, replicas_apart
+//  2 a sum over tp missing backward  norm_of_stream, norms_of_stream, no_sum_before_columns,
+//                                    undeclared (refused by name), sinks_of_stream, first_sinks
+//  3 replicated, and summed tp times bias_times_tp, bias_on_every_rank, no_sum_behind_rows
+//  4 sequence parallel norms         unsummed_norm
+//  5 the norm                        counted_twice, left_out, own_norm, counted_tp_times,
+//                                    stage_norm, counts_copies
+//  6 accumulation                    last_micro_batch, divided, moving_average, steps_add_up
+//  7 means of means                  mean_of_means, loss_of_columns (a loss of its own)
+//  8 auxiliary losses                auxiliary_scaled, auxiliary_lost
+//  9 biases of routers               bias_each_micro_batch, bias_in_evaluation
+// 10 recomputation                   recompute_differs, other_experts
+// 11 documents of a pack             other_documents
+// 12 cp's backward                   block_left_out, tokens_twice
+// 13 tied weights over stages        tied_lost, tied_apart
+// 14 other random values             random_start, own_buffer
+// 15 checkpoints into other layouts  none: prove saves nothing here; engine_checkpoint and
+//                                    train_configs compare every layout with every other
+// 16 asynchronous saves              none: a save is not part of a layout; faults_resume has it
+// 17 ranks that decide apart         skips_alone, rank_0_only
+// 18 not contiguous, not reduced     not_contiguous
+// 19 place of an element             last_digit, drift
+// 20 padding                         padding_counted, decays_twice
+// Beside them: dropped, not_updated, scaled_output, scaled_backward, rounds, throws, exits,
+// crashes.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/parse.hpp>
+#include <future>
 #include <string>
 #include <vector>
 
@@ -41,38 +46,57 @@ namespace json = boost::json;
 
 Said prove(const std::string& arguments) { return meshwright_says("prove " + arguments); }
 
-const std::string kMutant = "--set 'plugins.load=[\"" MUTANTS
-                            "\"]' --set distributed.strategy=mutants --set "
-                            "distributed.mutants.fault=";
+std::string quoted(const std::string& text) { return "\'" + text + "\'"; }
 
-// What a plugin of these tests says when it has the fault.
-std::string of_plugin(const std::string& library, const std::string& table) {
-  return "--set 'plugins.load=[\"" + library + "\"]' --set " + table + ".fault=";
+// The plugins of a strategy, and its fault.
+std::string with(const std::string& strategy, const std::string& fault,
+                 const std::string& libraries) {
+  return " --set " + quoted("plugins.load=[" + libraries + "]") +
+         " --set distributed.strategy=" + strategy + " --set distributed." + strategy +
+         ".fault=" + fault + " ";
 }
-const std::string kOwnModel = "configs/ddp_cpu.toml --set distributed.strategy=own_model " +
-                              of_plugin(OWN_MODEL, "distributed.own_model"),
-                  kPolicy = "configs/hsdp_cpu.toml --set distributed.strategy=of_policy " +
-                            of_plugin(OF_POLICY, "distributed.of_policy"),
-                  kHeads = "tests/prove/heads.toml " + of_plugin(HEADS, "model.heads");
+std::string mutant(const std::string& fault) { return with("mutants", fault, "\"" MUTANTS "\""); }
+std::string own_model(const std::string& fault) {
+  return with("own_model", fault, "\"" OWN_MODEL "\"");
+}
+std::string of_policy(const std::string& fault) {
+  return with("of_policy", fault, "\"" OF_POLICY "\"");
+}
+// The model of tests, under the strategy of the job and under one that has a fault.
+std::string heads(const std::string& fault) {
+  return " --set " + quoted("plugins.load=[\"" HEADS "\"]") + " --set model.heads.fault=" + fault +
+         " ";
+}
+std::string heads_under(const std::string& fault) {
+  return with("mutants", fault, "\"" MUTANTS "\", \"" HEADS "\"");
+}
 
 struct Mutant {
-  std::string file, fault;
+  std::string file, arguments;
   std::vector<std::string> says;  // all of them
-  std::string more = {};          // arguments
+  int status = 2;                 // 3: the plan refuses it, by name
 };
 
-void check_said(const std::string& arguments, const std::vector<std::string>& says) {
-  const Said said = prove(arguments);
-  INFO(arguments << "\n" << said.out);
-  CHECK(said.status == 2);
-  for (const std::string& words : says) {
-    CAPTURE(words);
-    CHECK(said.out.find(words) != std::string::npos);
+// Two at a time: a proof mostly waits for its ranks.
+void check_found(const std::vector<Mutant>& mutants) {
+  constexpr size_t kAtOnce = 2;
+  std::vector<std::future<Said>> all;
+  auto start = [&](size_t i) {
+    all.push_back(std::async(std::launch::async, [mutant = mutants[i]] {
+      return prove(mutant.file + ".toml " + mutant.arguments);
+    }));
+  };
+  for (size_t i = 0; i < std::min(kAtOnce, mutants.size()); ++i) start(i);
+  for (size_t i = 0; i < mutants.size(); ++i) {
+    const Said said = all[i].get();
+    if (all.size() < mutants.size()) start(all.size());
+    INFO(mutants[i].file << " " << mutants[i].arguments << "\n" << said.out);
+    CHECK(said.status == mutants[i].status);
+    for (const std::string& words : mutants[i].says) {
+      CAPTURE(words);
+      CHECK(said.out.find(words) != std::string::npos);
+    }
   }
-}
-void check_found(const Mutant& mutant) {
-  check_said("configs/" + mutant.file + ".toml " + kMutant + mutant.fault + " " + mutant.more,
-             mutant.says);
 }
 
 // Products that are sums behind their module, and not pieces on their way.
@@ -95,142 +119,189 @@ void check_proven(const std::string& arguments) {
 
 }  // namespace
 
+const std::string kSharded = "configs/first_fsdp2_cpu", kCut = "configs/tp_cpu",
+                  kCopies = "configs/hsdp_cpu", kWhole = "configs/ddp_cpu",
+                  kExperts = "configs/experts_cpu", kContext = "configs/context_cpu",
+                  kStages = "configs/pipeline_cpu", kPacks = "configs/chat_tuning_cpu",
+                  kHeads = "tests/prove/heads";
+// Ranks of tp, cp or pp alone, so that no other axis has as many.
+const std::string kTwo = " --world-size 2 ";
+const std::string kGemma = " --set model.config=configs/models/gemma3-tiny.json ";
+const std::string kAgain = " --set distributed.activation_checkpointing=full ";
+const std::string kRouters = " --set model.heads.experts=true --set distributed.tp_size=1 ";
+const std::string kRoutersBias = "layers.0.mlp.gate.e_score_correction_bias";
+
 TEST_CASE("prove names what is wrong") {
-  const std::string sharded = "first_fsdp2_cpu", cut = "tp_cpu";
-  for (const Mutant& mutant : std::vector<Mutant>{
-           {sharded, "summed", {"twice the truth on every rank", "dp_shard has 2 ranks"}},
-           {sharded, "last_micro_batch", {"those of the last micro-batch of a step alone"}},
-           {sharded, "dropped", {"the gradient of model.norm.weight", "zero on every rank"}},
-           {sharded, "counted_twice", {"it counts lm_head.weight 2 times"}},
-           {cut,
-            "no_sum_behind_rows",
-            {"the output of model.layers.0.mlp.down_proj", "a sum over tp is missing"},
-            kSums},
-           {cut, "scaled_output", {"the output of model.layers.1.mlp.up_proj", "1.0001 times"}},
-           {sharded, "crashes", {"the plugin mutants", "crashed in begin_micro_batch, on rank 1"}}})
-    check_found(mutant);
+  check_found(
+      {{kSharded, mutant("summed"), {"twice the truth on every rank", "dp_shard has 2 ranks"}},
+       {kSharded, mutant("counted_twice"), {"it counts lm_head.weight 2 times"}},
+       {kCut,
+        mutant("no_sum_behind_rows") + kSums,
+        {"the output of model.layers.0.mlp.down_proj", "a sum over tp is missing"}},
+       {kHeads,
+        heads("norm_of_stream") + kTwo,
+        {"a sum over tp is missing behind layers.0.attention.norm",
+         "replicated_with_grad_allreduce", "forward    backward   gradients",
+         "▶ layers.0.attention.norm", "· right  x wrong",
+         "layers.*.attention.norm.weight  whole, its gradients alike on the ranks of tp  WRONG"}},
+       {kHeads,
+        heads("undeclared") + kTwo,
+        {"error[E0311]: layers.0.attention.norm stands whole among the projections",
+         "replicated_with_grad_allreduce"},
+        3},
+       {kWhole,
+        own_model("counts_copies"),
+        {"it counts every parameter 2 times, once for each rank of dp"}},
+       {kSharded,
+        mutant("crashes"),
+        {"the plugin mutants", "crashed in begin_micro_batch, on rank 1"}}});
 }
 
 TEST_CASE("prove names what is wrong, of every kind" * doctest::test_suite("whole")) {
-  const std::string sharded = "first_fsdp2_cpu", copies = "hsdp_cpu";
-  for (const Mutant& mutant : std::vector<Mutant>{
-           {sharded, "averaged_twice", {"1/2 of the truth on every rank", "dp_shard has 2 ranks"}},
-           {sharded, "divided", {"1/3 of the truth on every rank", "a step has 3 micro-batches"}},
-           {sharded,
-            "rank_0_only",
-            {"right on rank 0, wrong on rank 1, other ranks of dp_shard: 1.25 times"}},
-           {sharded, "left_out", {"it leaves lm_head.weight out"}},
-           {sharded, "own_norm", {"other norms on other ranks of dp_shard"}},
-           {sharded, "steps_add_up", {"in step 1", "those of the step before are still in them"}},
-           {sharded, "not_updated", {"the update of model.embed_tokens.weight", "zero"}},
-           {"tp_cpu",
-            "scaled_backward",
-            {"the gradient of the output of model.layers.0.mlp", "twice the truth"}},
-           {copies,
-            "drift",
-            {"ranks 1 and 3 hold it differently, which are ranks of dp_replicate"}},
-           {sharded, "throws", {"rank 1", "something odd"}},
-           {sharded, "exits", {"the process of the ranks ended with status 7"}}})
-    check_found(mutant);
+  check_found(
+      {{kSharded, mutant("last_micro_batch"), {"those of the last micro-batch of a step alone"}},
+       {kSharded, mutant("dropped"), {"the gradient of model.norm.weight", "zero on every rank"}},
+       {kSharded,
+        mutant("averaged_twice"),
+        {"1/2 of the truth on every rank", "dp_shard has 2 ranks"}},
+       {kSharded,
+        mutant("divided"),
+        {"1/3 of the truth on every rank", "a step has 3 micro-batches"}},
+       {kSharded,
+        mutant("rank_0_only"),
+        {"right on rank 0, wrong on rank 1, other ranks of dp_shard: 1.25 times"}},
+       {kSharded, mutant("left_out"), {"it leaves lm_head.weight out"}},
+       {kSharded, mutant("own_norm"), {"other norms on other ranks of dp_shard"}},
+       {kSharded,
+        mutant("steps_add_up"),
+        {"in step 1", "those of the step before are still in them"}},
+       {kSharded, mutant("not_updated"), {"the update of model.embed_tokens.weight", "zero"}},
+       {kCut,
+        mutant("scaled_output"),
+        {"the output of model.layers.1.mlp.up_proj", "1.0001 times"}},
+       {kCut,
+        mutant("scaled_backward"),
+        {"the gradient of the output of model.layers.0.mlp", "twice the truth"}},
+       {kCopies,
+        mutant("drift"),
+        {"ranks 1 and 3 hold it differently, which are ranks of dp_replicate"}},
+       {kSharded, mutant("throws"), {"rank 1", "something odd"}},
+       {kSharded, mutant("exits"), {"the process of the ranks ended with status 7"}}});
 }
 
-TEST_CASE("prove names what is wrong with an axis, with experts, and when layers are run again" *
-          doctest::test_suite("whole")) {
-  const std::string sharded = "first_fsdp2_cpu", cut = "tp_cpu", experts = "experts_cpu",
-                    again = "--set distributed.activation_checkpointing=full";
-  const std::string missing = "a sum over tp is missing behind model.layers.";
-  for (const Mutant& mutant : std::vector<Mutant>{
-           {cut,
-            "no_sum_before_columns",
-            {missing + "1.post_attention_layernorm", "copy_to("},
-            kSums},
-           {cut,
-            "unsummed_norm",
-            {missing + "0.input_layernorm", "replicated_with_grad_allreduce"}},
-           {cut, "counted_tp_times", {"the gradient norm: off by", "times that of one process"}},
-           {"pipeline_cpu", "stage_norm", {"other norms on other ranks of pp"}},
-           {sharded, "mean_of_means", {"of dp_shard weigh differently", "a mean of means"}},
-           {experts, "auxiliary_scaled", {"the auxiliary loss of experts is 3 times the truth"}},
-           {experts, "auxiliary_lost", {"the auxiliary loss of experts is zero on every rank"}},
-           {experts,
-            "experts_summed",
-            {"the gradients of model.layers.0.mlp.experts.down_projs", "twice the truth",
-             "ep have 2"},
-            "--set distributed.ep_size=2"},
-           {sharded,
-            "recompute_differs",
-            {"the output of model.layers.1.mlp.up_proj, computed again", "(HookHost::around)"},
-            again},
-           {experts, "other_experts", {"model.layers.1.mlp.gate, computed again"}, again},
-           {"chat_tuning_cpu", "other_documents", {"the output of model.layers.1.self_attn.core"}},
-           {"context_cpu",
-            "block_left_out",
-            {"the gradient of the output of model.layers.1.self_attn.k_proj",
-             "right on rank 0, wrong on rank 1, other ranks of cp"}},
-           {"context_cpu",
-            "tokens_twice",
-            {"the gradient of the output of model.layers.1.self_attn.v_proj", "twice the truth"}},
-           {"pipeline_cpu", "tied_lost", {"the gradient of model.embed_tokens.weight"}},
-           {"ddp_cpu", "tied_apart", {"model.embed_tokens"}}})
-    check_found(mutant);
+TEST_CASE("faults of tensor, sequence and expert parallelism" * doctest::test_suite("whole")) {
+  check_found(
+      {{kExperts,
+        mutant("experts_summed") + " --set distributed.ep_size=2",
+        {"model.layers.0.mlp.experts.down_projs", "twice the truth on every rank", "ep have 2"}},
+       {kCut,
+        mutant("norms_of_stream") + kGemma + kTwo + kSums,
+        {"a sum over tp is missing behind model.layers.0.self_attn.k_norm"}},
+       {kCut,
+        mutant("no_sum_before_columns") + kTwo + kSums,
+        {"the gradient of the output of model.layers.1.self_attn",
+         "a sum over tp is missing behind model.layers.1.post_attention_layernorm", "copy_to("}},
+       {kHeads,
+        heads_under("bias_times_tp") + kTwo,
+        {"layers.0.attention.output.bias", "twice the truth", "tp has 2 ranks"}},
+       {kHeads,
+        heads_under("bias_on_every_rank") + kTwo,
+        {"the output of layers.1.attention.output", "a bias that each rank of tp adds"}},
+       {kCut,
+        mutant("unsummed_norm") + kTwo,
+        {"a sum over tp is missing behind model.layers.0.input_layernorm"}},
+       {kCut,
+        mutant("counted_tp_times") + kTwo,
+        {"it counts what the ranks of tp all hold (model.layers.0.input_layernorm",
+         "2 times, once for each rank of tp"}},
+       {kHeads,
+        heads("first_sinks") + kTwo,
+        {"the output of layers.0.attention.sinks", "other ranks of tp"}},
+       {kHeads,
+        heads("sinks_of_stream") + kTwo,
+        {"layers.0.attention.sinks.weight", "differs between the ranks of tp"}},
+       {kHeads, heads("whole_gate") + kTwo, {"in forward, on rank 0"}},
+       {kHeads, heads("loss_of_columns") + kTwo, {"the loss of step 0", "over tp", "loss_sum()"}},
+       {kHeads,
+        heads("own_buffer") + kTwo,
+        {"replicas of buffer layers.0.attention.bias", "which are ranks of tp"}},
+       {kExperts,
+        mutant("auxiliary_scaled"),
+        {"the auxiliary loss of model.layers.0.mlp", "3 times the truth"}},
+       {kExperts,
+        mutant("auxiliary_lost"),
+        {"the auxiliary loss of model.layers.0.mlp", "is zero on every rank"}},
+       {kHeads,
+        heads_under("bias_each_micro_batch") + kRouters,
+        {"the change of buffer " + kRoutersBias, "not in a micro-batch"}},
+       {kHeads,
+        heads_under("bias_in_evaluation") + kRouters,
+        {"the evaluation writes to buffer " + kRoutersBias}}});
 }
 
-TEST_CASE("prove names what is wrong with a ParallelModel or a policy of somebody else's" *
-          doctest::test_suite("whole")) {
-  using Faults = std::vector<std::pair<std::string, std::vector<std::string>>>;
-  for (const auto& [fault, says] : Faults{
-           {"not_contiguous", {"a mean over dp is missing behind lm_head", "divided by its size"}},
-           {"padding_counted", {"the gradient norm: off by"}},
-           {"counts_copies", {"the gradient norm: off by", "1.4142136 times that of one process"}},
-           {"skips_alone", {"replicas of weight model.embed_tokens.weight", "ranks of dp"}},
-           {"moving_average", {"micro-batches of a step weigh differently, 0.25, 0.25, 0.5"}},
-           {"random_start", {"replicas of weight model.norm.weight before the first step"}},
-           {"decays_twice", {"the update of lm_head.weight in step 0"}},
-           {"last_digit", {"replicas of weight lm_head.weight", "ranks of dp"}}})
-    check_said(kOwnModel + fault, says);
-  check_said(kPolicy + "replicas_apart",
-             {"differs between the ranks of dp_replicate", "ranks of dp_replicate"});
-  check_proven(kOwnModel + "none");
-  check_proven(kPolicy + "none");
+TEST_CASE("faults of data, recomputation, context and stages" * doctest::test_suite("whole")) {
+  check_found({{kSharded,
+                mutant("mean_of_means"),
+                {"the gradient of the output of lm_head", "of dp_shard weigh differently",
+                 "a mean of means"}},
+               {kSharded,
+                mutant("recompute_differs") + kAgain,
+                {"the output of model.layers.1.mlp.up_proj, computed again", "on every rank"}},
+               {kExperts,
+                mutant("other_experts") + kAgain,
+                {"the output of model.layers.1.mlp.gate, computed again"}},
+               {kPacks, mutant("other_documents"), {"the output of model.layers.1.self_attn.core"}},
+               {kContext,
+                mutant("block_left_out") + kTwo,
+                {"the gradient of the output of model.layers.1.self_attn.k_proj",
+                 "right on rank 0, wrong on rank 1, other ranks of cp"}},
+               {kContext,
+                mutant("tokens_twice") + kTwo,
+                {"the gradient of the output of model.layers.1.self_attn.v_proj",
+                 "other ranks of cp: twice the truth"}},
+               {kStages,
+                mutant("tied_lost") + kGemma + kTwo,
+                {"the gradient of model.embed_tokens.weight", "stages of pp share it"}},
+               {kStages,
+                mutant("tied_apart") + kGemma + kTwo,
+                {"replicas of weight model.embed_tokens.weight", "which are ranks of pp"}},
+               {kStages,
+                mutant("stage_norm") + kTwo,
+                {"other norms on other ranks of pp", "a sum over pp is missing"}}});
 }
 
-TEST_CASE("prove tells of what a model brings: that it is right, refused, or wrong" *
-          doctest::test_suite("whole")) {
-  const Said right = prove(kHeads + "none");
-  INFO(right.out);
-  CHECK(right.status == 0);
-  CHECK(right.out.find("layers.*.attention.norm.weight  whole, its gradients summed over tp") !=
-        std::string::npos);
-  using Faults = std::vector<std::pair<std::string, std::vector<std::string>>>;
-  for (const auto& [fault, says] : Faults{
-           {"norm_of_stream",
-            {"layers.*.attention.norm.weight  whole, its gradients alike on the ranks of tp  WRONG",
-             "attention.norm"}},
-           {"sinks_of_stream", {"layers.0.attention.sinks"}},
-           {"first_sinks", {"layers.0.attention.sinks"}},
-           {"whole_gate", {"in forward, on rank 0"}},
-           {"loss_of_columns", {"the gradient of the output of lm_head"}},
-           {"own_buffer", {"replicas of buffer layers.0.attention.bias"}}})
-    check_said(kHeads + fault, says);
-  const Said refused = prove(kHeads + "undeclared");
-  INFO(refused.out);
-  CHECK(refused.status == 3);
-  CHECK(refused.out.find("error[E0311]") != std::string::npos);
-  CHECK(refused.out.find("replicated_with_grad_allreduce") != std::string::npos);
-}
-
-TEST_CASE("prove draws where numbers turn wrong") {
-  const Said said = prove("configs/tp_cpu.toml " + kMutant + "unsummed_norm");
-  INFO(said.out);
-  for (const char* line :
-       {"                       forward    backward   gradients", "tp                     ",
-        "▶ model.layers.0.input_layernorm", "· right  x wrong"})
-    CHECK(said.out.find(line) != std::string::npos);
+TEST_CASE("faults of a policy and of a model of one's own" * doctest::test_suite("whole")) {
+  check_found(
+      {{kCopies, of_policy("replicas_apart"), {"differs between the ranks of dp_replicate"}},
+       {kCopies, of_policy("rounds"), {"as numbers of fewer digits", "main_gradients"}},
+       {kWhole,
+        own_model("not_contiguous"),
+        {"the gradient of lm_head.weight", "a mean over dp is missing behind lm_head"}},
+       {kWhole, own_model("padding_counted"), {"the gradient norm", "whether it counts padding"}},
+       {kWhole, own_model("skips_alone"), {"hold it differently, which are ranks of dp"}},
+       {kWhole,
+        own_model("moving_average"),
+        {"micro-batches of a step weigh differently, 0.25, 0.25, 0.5, 0.5, 1, 1 times"}},
+       {kWhole,
+        own_model("random_start"),
+        {"replicas of weight model.norm.weight before the first step", "ranks of dp"}},
+       {kWhole,
+        own_model("decays_twice"),
+        {"the update of lm_head.weight in step 0", "in rows 58 to 60 of 61 alone"}},
+       {kWhole, own_model("last_digit"), {"replicas of weight lm_head.weight", "ranks of dp"}}});
 }
 
 TEST_CASE("prove finds nothing in a strategy without a fault, nor in ready configurations") {
-  check_proven("configs/first_fsdp2_cpu.toml " + kMutant + "none");
-  check_proven("configs/tp_cpu.toml");
+  check_proven(kSharded + ".toml" + mutant("none"));
+  check_proven(kCut + ".toml");
+  check_proven(kHeads + ".toml" + heads("none"));
+}
+
+TEST_CASE("prove finds nothing in plugins without a fault" * doctest::test_suite("whole")) {
+  check_proven(kWhole + ".toml" + own_model("none"));
+  check_proven(kCopies + ".toml" + of_policy("none"));
+  check_proven(kHeads + ".toml" + heads_under("none") + kRouters);
+  check_proven(kExperts + ".toml" + mutant("none") + kAgain);
 }
 
 TEST_CASE("prove refuses what it cannot prove, and says so") {
@@ -239,7 +310,7 @@ TEST_CASE("prove refuses what it cannot prove, and says so") {
   CHECK(missing.status == 2);
   CHECK(missing.out.find("no_such_job.toml") != std::string::npos);
   CHECK(missing.out.find("help:") != std::string::npos);
-  const Said hung = prove("configs/first_fsdp2_cpu.toml --timeout 3 --json " + kMutant + "hangs");
+  const Said hung = prove("configs/first_fsdp2_cpu.toml --timeout 3 --json " + mutant("hangs"));
   INFO(hung.out);
   CHECK(hung.status == 2);
   const json::object found = json::parse(hung.out).as_object();

@@ -95,6 +95,10 @@ double norm_of(const Whole& all) {
   return std::sqrt(out);
 }
 
+std::string module_of(const std::string& parameter) {
+  return parameter.substr(0, std::min(parameter.rfind('.'), parameter.size()));
+}
+
 std::vector<Part> unclipped(const Captured& rank, size_t step) {
   std::vector<Part> out = rank.gradients.at(step);
   for (Part& part : out) part.values = part.values / rank.clipped_by.at(step);
@@ -121,6 +125,26 @@ void Run::put_together() {
   gradients = together([](const Captured& rank) { return rank.gradients.front(); });
   end = together([](const Captured& rank) { return rank.states.back(); });
   raw = together([](const Captured& rank) { return unclipped(rank, 0); }).whole;
+}
+
+const Joined& Run::parted() const {
+  return !begin.differ.empty() ? begin : !end.differ.empty() ? end : gradients;
+}
+
+std::optional<Run::Written> Run::written_by_evaluation() const {
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const std::vector<Part>&after = ranks[r].evaluated_state, &before = ranks[r].states.back();
+    for (size_t i = 0; i < std::min(after.size(), before.size()); ++i)
+      if (!after[i].values.equal(before[i].values)) return Written{after[i].name, r};
+  }
+  return std::nullopt;
+}
+
+int64_t Run::coordinate(size_t rank, const std::string& axis) const {
+  for (const comparison::Axis& one : ranks[rank].seen.axes)
+    if (one.name == axis)
+      return std::ranges::find(one.ranks, static_cast<int64_t>(rank)) - one.ranks.begin();
+  return 0;
 }
 
 }  // namespace meshwright::prove

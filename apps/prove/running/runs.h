@@ -5,7 +5,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,10 @@
 #include "sdk/kit/comparison/pieces.h"
 
 namespace meshwright::prove {
+
+constexpr double kExact = 1e-10;  // float64, sums in another order
+// AdamW divides by the root of a square: where a gradient is nearly nothing, its rounding counts.
+constexpr double kUpdate = 1e-6;
 
 // By name.
 using Whole = std::map<std::string, at::Tensor>;
@@ -49,6 +55,8 @@ Worst distance_of(const Whole& found, const Whole& expected);
 Whole only(const Whole& all, const std::string& state, bool others = false);
 Whole updates(const Whole& begin, const Whole& end);
 double norm_of(const Whole& all);
+// "model.norm", of "model.norm.weight".
+std::string module_of(const std::string& parameter);
 
 // As they were before they were clipped, each rank by the norm that it had.
 std::vector<Part> unclipped(const Captured& rank, size_t step);
@@ -72,6 +80,16 @@ struct Run {
     return join(each, rounding);
   }
   void put_together();
+  // The first time that replicas are not alike, if they ever are not.
+  const Joined& parted() const;
+  // The first value that an evaluation has moved.
+  struct Written {
+    std::string name;
+    size_t rank = 0;
+  };
+  std::optional<Written> written_by_evaluation() const;
+  // A rank's place along an axis; 0 where there is no such one.
+  int64_t coordinate(size_t rank, const std::string& axis) const;
 };
 
 }  // namespace meshwright::prove

@@ -66,23 +66,27 @@ bool is_of_micro_batches(double ratio, int64_t accumulation) {
 }
 
 // What a constant factor is made of.
-Pattern factor_pattern(double ratio, const std::vector<Axis>& axes, int64_t accumulation) {
-  Pattern out{times_text(ratio) + " on every rank" + factor_text(ratio, axes, accumulation), {}};
+Pattern factor_pattern(double ratio, const std::string& where, const std::vector<Axis>& axes,
+                       int64_t accumulation) {
+  const Axes of = axes_of(ratio, axes);
+  Pattern out{.text = times_text(ratio) + " on " + where + factor_text(ratio, axes, accumulation),
+              .kind = Kind::factor,
+              .axes = of.found()};
   if (std::abs(ratio) < 1e-12) {
     out.mend =
         "nothing of it arrives: see that the parameter is used and that its gradient is "
         "not dropped (end_step() must leave all gradients of parameters())";
     return out;
   }
-  const Axes of = axes_of(ratio, axes);
   if (!of.found().empty()) {
     const std::string either = text::join(of.found(), " or ");
-    out.mend = !of.summed.empty() ? "it is summed over " + either +
-                                        " where it should be averaged, or summed once too often: "
-                                        "divide by the number of its ranks, once"
-                                  : "it is averaged over " + either +
-                                        " where it should be summed: do not divide by the number "
-                                        "of its ranks";
+    out.mend = !of.summed.empty()
+                   ? "it is summed over " + either +
+                         " where it should be averaged, or summed once too often: divide by "
+                         "Group::size() what Group::all_reduce(ReduceOp::sum) gives"
+                   : "it is averaged over " + either +
+                         " where it should be summed: Group::all_reduce(ReduceOp::sum) divides by "
+                         "nothing";
   }
   if (is_of_micro_batches(ratio, accumulation))
     out.mend += std::string(out.mend.empty() ? "" : "; or else: ") +
@@ -92,20 +96,43 @@ Pattern factor_pattern(double ratio, const std::vector<Axis>& axes, int64_t accu
 }
 
 // The axes along which ranks that are right have neighbours that are wrong.
-std::string between(const std::vector<int64_t>& right, const std::vector<int64_t>& wrong,
-                    const std::vector<std::vector<Axis>>& axes) {
+std::vector<std::string> between(const std::vector<int64_t>& right,
+                                 const std::vector<int64_t>& wrong,
+                                 const std::vector<std::vector<Axis>>& axes) {
   std::vector<std::string> out;
   for (const Axis& axis : axes.at(static_cast<size_t>(wrong.front())))
     if (std::ranges::any_of(axis.ranks, [&](int64_t rank) {
           return std::ranges::find(right, rank) != right.end();
         }))
       out.push_back(axis.name);
-  return text::join(out, " and ");
+  return out;
+}
+
+// ", in rows 58 to 60 of 61 alone", where that says something.
+std::string rows_text(const Tensor& truth, const std::vector<Piece>& pieces, double tolerance) {
+  int64_t first = truth.dim() > 0 ? truth.size(0) : 0, last = -1;
+  for (const Piece& piece : pieces) {
+    if (truth.dim() < 2 || piece.expected.defined()) return {};
+    const Tensor off = (wide(piece.values).flatten() - expected_of(piece, truth).flatten())
+                           .abs()
+                           .gt(tolerance)
+                           .nonzero()
+                           .flatten();
+    if (off.numel() == 0) continue;
+    const Tensor rows = positions_in(piece.region, truth.sizes().vec())
+                            .index_select(0, off)
+                            .floor_divide(truth.numel() / truth.size(0));
+    first = std::min(first, rows.min().item<int64_t>());
+    last = std::max(last, rows.max().item<int64_t>());
+  }
+  if (last < 0 || (first == 0 && last + 1 == truth.size(0))) return {};
+  return ", in rows " + std::to_string(first) + " to " + std::to_string(last) + " of " +
+         std::to_string(truth.size(0)) + " alone";
 }
 
 // The axes along which ranks hold the same part, and hold it differently.
-std::string apart_along(const std::map<int64_t, const Piece*>& by_rank,
-                        const std::vector<std::vector<Axis>>& axes, double tolerance) {
+std::vector<std::string> apart_along(const std::map<int64_t, const Piece*>& by_rank,
+                                     const std::vector<std::vector<Axis>>& axes, double tolerance) {
   std::vector<std::string> out;
   for (const auto& [rank, piece] : by_rank)
     for (const Axis& axis : axes.at(static_cast<size_t>(rank))) {
@@ -118,7 +145,7 @@ std::string apart_along(const std::map<int64_t, const Piece*>& by_rank,
             tolerance))
         out.push_back(axis.name);
     }
-  return text::join(out, " and ");
+  return out;
 }
 
 }  // namespace
@@ -161,13 +188,15 @@ std::optional<Pattern> diagnose(const Tensor& truth, const std::vector<Piece>& p
     if (off) of_wrong.push_back(ratios.back());
   }
   if (wrong.empty()) return std::nullopt;
+  // A micro-batch is on some ranks alone; of a parameter, ranks without a part of it do not count.
+  const bool everywhere = by_rank.size() == axes.size() || !pieces.front().expected.defined();
 
   // The same factor everywhere.
   const bool constant =
       std::ranges::all_of(ratios, [&](const auto& r) { return r && is_near(*r, *ratios.front()); });
   if (!ratios.empty() && constant)
-    return factor_pattern(*ratios.front(), axes.at(static_cast<size_t>(wrong.front())),
-                          accumulation);
+    return factor_pattern(*ratios.front(), everywhere ? "every rank" : ranks_text(wrong),
+                          axes.at(static_cast<size_t>(wrong.front())), accumulation);
 
   // Parts of a sum, or of a mean, that nobody made.
   const auto wrong_rank = static_cast<size_t>(wrong.front());
@@ -191,45 +220,59 @@ std::optional<Pattern> diagnose(const Tensor& truth, const std::vector<Piece>& p
     const double many = static_cast<double>(axis.ranks.size());
     const std::string what = "differs between the ranks of " + axis.name + ": a ";
     if (largest(sum.flatten() - expected.flatten()) <= tolerance * many)
-      return Pattern{what + "sum over " + axis.name + " is missing",
-                     axis.name == "tp"
-                         ? "give the module the style \"replicated_with_grad_allreduce\" in the "
-                           "tensor-parallel plan (ModelOutline::own_tp_plan, "
-                           "distributed.tp_plan), so that TensorParallel::sum_partial_gradients() "
-                           "has it"
-                         : "all_reduce(gradient, ReduceOp::sum) over the group of " + axis.name +
-                               " before end_step() returns"};
+      return Pattern{
+          .text = what + "sum over " + axis.name + " is missing",
+          .mend = axis.name == "tp"
+                      ? "give the module the style \"replicated_with_grad_allreduce\" in the "
+                        "tensor-parallel plan (ModelOutline::own_tp_plan, distributed.tp_plan), so "
+                        "that TensorParallel::sum_partial_gradients() has it"
+                      : "Group::all_reduce(gradient, ReduceOp::sum) over the group of " +
+                            axis.name + " before end_step() returns",
+          .kind = Kind::missing_sum,
+          .axes = {axis.name}};
     if (largest(sum.flatten() / many - expected.flatten()) <= tolerance * many)
-      return Pattern{what + "mean over " + axis.name + " is missing",
-                     "all_reduce(gradient, ReduceOp::sum) over the group of " + axis.name +
-                         ", divided by its size, before end_step() returns"};
+      return Pattern{.text = what + "mean over " + axis.name + " is missing",
+                     .mend = "Group::all_reduce(gradient, ReduceOp::sum) over the group of " +
+                             axis.name + ", divided by its size(), before end_step() returns",
+                     .kind = Kind::missing_mean,
+                     .axes = {axis.name}};
   }
-  if (const std::string apart = apart_along(by_rank, axes, tolerance);
-      right.empty() && !apart.empty())
-    return Pattern{"differs between the ranks of " + apart + ", which should be alike",
-                   "what the ranks of " + apart +
-                       " compute by parts must be summed before all of them go on with it: "
-                       "all_reduce() in the forward, copy_to() for the backward "
-                       "(meshwright/parallel/collectives.h)"};
+  if (const std::vector<std::string> found = apart_along(by_rank, axes, tolerance);
+      right.empty() && !found.empty()) {
+    const std::string ranks = "the ranks of " + text::join(found, " and ");
+    return Pattern{.text = "differs between " + ranks + ", which should be alike",
+                   .mend = "what " + ranks +
+                           " compute by parts must be summed before all of them go on with it: "
+                           "all_reduce() in the forward, copy_to() for the backward "
+                           "(meshwright/parallel/collectives.h)",
+                   .kind = Kind::apart,
+                   .axes = found};
+  }
   if (!right.empty()) {
-    Pattern out{"right on " + ranks_text(right) + ", wrong on " + ranks_text(wrong), {}};
-    if (const std::string axis = between(right, wrong, axes); !axis.empty())
-      out.text += ", other ranks of " + axis;
+    Pattern out{.text = "right on " + ranks_text(right) + ", wrong on " + ranks_text(wrong),
+                .mend =
+                    "what a rank does by its own number, or by what it alone knows, must come "
+                    "from the group",
+                .kind = Kind::some_ranks,
+                .axes = between(right, wrong, axes)};
+    if (!out.axes.empty()) out.text += ", other ranks of " + text::join(out.axes, " and ");
     if (std::ranges::all_of(of_wrong,
                             [&](const auto& r) { return r && is_near(*r, *of_wrong.front()); }))
       out.text += ": " + times_text(*of_wrong.front());
-    out.mend =
-        "what a rank does by its own number, or by what it alone knows, must come from the group";
     return out;
   }
   // Neither a factor nor parts of a sum: what a rank has is of other numbers.
   std::optional<double> first = ratios.empty() ? std::nullopt : ratios.front();
   if (first && std::ranges::all_of(ratios, [](const auto& r) { return r.has_value(); }))
-    return Pattern{"other factors on other ranks, " + times_text(*first) + " on " +
-                       ranks_text({wrong.front()}),
-                   "ranks scale each by something of its own: its number of targets, or its own "
-                   "norm. What they divide by must be summed over all of them first"};
-  return Pattern{"wrong on all ranks, by no factor", {}};
+    return Pattern{
+        .text = "other factors on other ranks, " + times_text(*first) + " on " +
+                ranks_text({wrong.front()}),
+        .mend =
+            "ranks scale each by something of its own: its number of targets, or its own norm. "
+            "What they divide by must be summed over all of them first",
+        .kind = Kind::other_factors};
+  return Pattern{.text = "wrong on " + (everywhere ? "all ranks" : ranks_text(wrong)) +
+                         ", by no factor" + rows_text(truth, pieces, tolerance)};
 }
 
 namespace {
@@ -312,20 +355,23 @@ class Comparison {
   void find_again() {
     for (const Seen& one : truth_) {
       PlaceOfFault fault{.module = one.module, .micro_batch = one.micro_batch};
-      for (size_t r = 0; r < ranks_.size(); ++r)
+      for (size_t r = 0; r < ranks_.size(); ++r) {
+        double most = 0;  // in any micro-batch
         for (const Seen& seen : ranks_[r].seen)
-          if (seen.module == one.module && seen.micro_batch == one.micro_batch &&
-              seen.again > tolerance_) {
-            fault.ranks.push_back(static_cast<int64_t>(r));
-            fault.difference = std::max(fault.difference, seen.again);
-          }
+          if (seen.module == one.module) most = std::max(most, seen.again);
+        if (most <= tolerance_) continue;
+        fault.ranks.push_back(static_cast<int64_t>(r));
+        fault.difference = std::max(fault.difference, most);
+      }
       if (fault.ranks.empty()) continue;
-      fault.pattern = {"backward computes it again, and gets something else than the forward" +
-                           (fault.ranks.size() == ranks_.size() ? " on every rank"
-                                                                : " on " + ranks_text(fault.ranks)),
-                       "what a forward draws or decides (dropout, the choice of experts, a dtype) "
-                       "must be the same in its second run (HookHost::around): keep it, or seed it "
-                       "by the step, the micro-batch and the module"};
+      fault.pattern = {
+          .text = "backward computes it again, and gets something else than the forward on " +
+                  (fault.ranks.size() == ranks_.size() ? "every rank" : ranks_text(fault.ranks)),
+          .mend =
+              "what a forward draws or decides (dropout, the choice of experts, a dtype) must be "
+              "the "
+              "same in its second run (HookHost::around): keep it, or seed it by the step, the "
+              "micro-batch and the module"};
       out_.again = std::move(fault);
       return;
     }
@@ -382,19 +428,40 @@ class Comparison {
     if (pieces.size() == values.size())
       if (auto pattern = diagnose(truth, pieces, axes, 1, tolerance_ * scale))
         fault.pattern = std::move(*pattern);
+    if (!backward && fault.pattern.mend.empty() && adds_one_row(pieces, tolerance_ * scale))
+      fault.pattern = {
+          .text = "off by the same row at every token, as of a bias that each rank of tp adds",
+          .mend = "a row-parallel layer adds its bias once, behind the sum of the ranks' parts",
+          .axes = {"tp"}};
     // Parts that came back to a module and were still parts at the next one that shares them.
     if (backward && !parts_.empty() && parts_ != whole.module &&
-        fault.pattern.text.find("ranks of tp, which") != std::string::npos)
-      fault.pattern = {"differs between the ranks of tp: a sum over tp is missing behind " + parts_,
-                       "the gradient of its output comes in parts, one of each rank's columns: "
-                       "copy_to(x, tp group) in front of what is cut sums them (style \"colwise\" "
-                       "does, meshwright/parallel/collectives.h)"};
-    if (!backward && fault.pattern.text.find("missing") != std::string::npos)
+        fault.pattern.kind == Kind::apart && fault.pattern.axes == std::vector<std::string>{"tp"})
+      fault.pattern = {
+          .text = "differs between the ranks of tp: a sum over tp is missing behind " + parts_,
+          .mend =
+              "the gradient of its output comes in parts, one of each rank's columns: "
+              "copy_to(x, tp group) in front of what is cut sums them (style \"colwise\" does, "
+              "meshwright/parallel/collectives.h)",
+          .kind = Kind::missing_sum,
+          .axes = {"tp"}};
+    if (!backward && fault.pattern.is_missing())
       fault.pattern.mend =
           "the outputs of the ranks are parts of a sum that nobody adds up: a "
           "row-parallel layer ends with all_reduce or reduce_scatter (style "
           "\"rowwise\")";
     out_.fault = std::move(fault);
+  }
+
+  // Whether ranks of tp have too much of one row, the same at every token.
+  bool adds_one_row(const std::vector<Piece>& pieces, double tolerance) const {
+    return std::ranges::all_of(pieces, [&](const Piece& piece) {
+      if (axis_of(ranks_[static_cast<size_t>(piece.rank)], "tp") == nullptr ||
+          piece.values.dim() < 2 || piece.values.sizes() != piece.expected.sizes())
+        return false;
+      const Tensor more = (piece.values - piece.expected).flatten(0, -2);
+      return more.size(0) > 1 && largest(more[0]) > tolerance &&
+             largest(more - more[0]) <= tolerance;
+    });
   }
 
   // The largest difference of what a rank has from what it should have; nullopt: it cannot be told

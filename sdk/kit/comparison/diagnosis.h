@@ -30,10 +30,24 @@ struct Piece {
   at::Tensor expected = {};
 };
 
+// What wrong values have to do with the right ones.
+enum class Kind : uint8_t {
+  other,          // nothing that is known here
+  factor,         // so many times the truth, on every rank that has it
+  missing_sum,    // parts of a sum over an axis that nobody adds up
+  missing_mean,   // the same, of a mean
+  apart,          // ranks of an axis hold it differently, and should be alike
+  some_ranks,     // right on some ranks
+  other_factors,  // a factor of its own on each rank
+};
+
 // A pattern of wrong values.
 struct Pattern {
   std::string text = {};  // "twice the truth on every rank of ep"; ends without a full stop
   std::string mend = {};  // what to do about it; may be empty
+  Kind kind = Kind::other;
+  std::vector<std::string> axes = {};  // of which it speaks; may be empty
+  bool is_missing() const { return kind == Kind::missing_sum || kind == Kind::missing_mean; }
 };
 
 // `axes`: of each rank; `accumulation`: micro-batches of a rank in a step. Values that differ from
