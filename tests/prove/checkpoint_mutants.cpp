@@ -21,7 +21,8 @@ using namespace meshwright;
 using at::Tensor;
 
 constexpr std::array kOptions = {choice_option(
-    "fault", "\"none\"", "none|names_swapped|parts_swapped|not_saved|loads_more|steps_otherwise",
+    "fault", "\"none\"",
+    "none|names_swapped|parts_swapped|not_saved|loads_more|steps_otherwise|mixes_steps",
     "What is wrong.")};
 
 class Mutant final : public ForwardingModel {
@@ -37,12 +38,21 @@ class Mutant final : public ForwardingModel {
     told_ = ForwardingModel::parameters();
     if (fault_ == "names_swapped") std::swap(named("0").name, named("1").name);
     if (fault_ == "parts_swapped") swap_halves(named("0"));
+    if (fault_ == "mixes_steps") swap_in(older_);
     saves_ = true;
     return ForwardingModel::before_save(reason, steps);
   }
   void begin_step() override {
+    if (saves_ && fault_ == "mixes_steps") swap_in(newer_);
     saves_ = false;
     ForwardingModel::begin_step();
+  }
+  void after_optimizer_step() override {
+    ForwardingModel::after_optimizer_step();
+    older_ = std::move(newer_);
+    newer_.clear();
+    for (const ParallelParameter& p : ForwardingModel::parameters())
+      newer_.push_back(p.local.detach().clone());
   }
   bool values_written(const ValuesWritten& written) override {
     const bool wrote = ForwardingModel::values_written(written);
@@ -62,6 +72,13 @@ class Mutant final : public ForwardingModel {
   }
 
  private:
+  // As a save in the background has them whose copies are made too late, or too early.
+  void swap_in(const std::vector<Tensor>& values) {
+    c10::NoGradGuard no_grad;
+    const std::vector<ParallelParameter>& parameters = ForwardingModel::parameters();
+    for (size_t i = 0; i < std::min(parameters.size(), values.size()); ++i)
+      Tensor(parameters[i].local).copy_(values[i]);
+  }
   ParallelParameter& named(const std::string& layer) {
     return *std::ranges::find(told_, "model.layers." + layer + ".mlp.up_proj.weight",
                               &ParallelParameter::name);
@@ -81,6 +98,7 @@ class Mutant final : public ForwardingModel {
   std::string fault_;
   bool saves_ = false, goes_on_ = false;
   std::vector<ParallelParameter> told_;
+  std::vector<Tensor> older_, newer_;  // the parameters after the last two steps
 };
 
 class Mutants final : public ShardedStrategy {

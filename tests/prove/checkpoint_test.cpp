@@ -58,7 +58,10 @@ TEST_CASE("prove names what is wrong with a checkpoint, of every kind" *
            {"not_saved", {"the ranks' checkpoint", "nothing can be saved"}},
            {"steps_otherwise",
             {"step after it", "the step after a checkpoint, back on rank 0",
-             "every value is as it was saved"}}})
+             "every value is as it was saved"}},
+           {"mixes_steps",
+            {"the ranks' checkpoint has two steps in it",
+             "as after step 1, and all else as after step 2"}}})
     check_says(meshwright_says("prove " + kFile + kMutant + one.fault), 2, one.says);
   check_says(meshwright_says("prove " + kFile + kMutant + "none"), 0, {"proven in"});
 }

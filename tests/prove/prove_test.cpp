@@ -19,15 +19,15 @@
 // 12 cp's backward                   block_left_out, tokens_twice
 // 13 tied weights over stages        tied_lost, tied_apart
 // 14 other random values             random_start, own_buffer
-// 15 checkpoints into other layouts  none: prove saves nothing here; engine_checkpoint and
-//                                    train_configs compare every layout with every other
-// 16 asynchronous saves              none: a save is not part of a layout; faults_resume has it
+// 15 checkpoints into other layouts  names_swapped, parts_swapped, loads_more, steps_otherwise,
+//                                    not_saved (checkpoint_test.cpp)
+// 16 a save of two steps             mixes_steps (the same; no save of a proof runs beside a step)
 // 17 ranks that decide apart         skips_alone, rank_0_only
 // 18 not contiguous, not reduced     not_contiguous
 // 19 place of an element             last_digit, drift
 // 20 padding                         padding_counted, decays_twice
-// Beside them: dropped, not_updated, scaled_output, scaled_backward, rounds, throws, exits,
-// crashes.
+// Beside them: dropped, not_updated, scaled_output, scaled_backward, rounds, whole_gate, throws,
+// exits, crashes, hangs.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -26,7 +26,9 @@ constexpr double kModules = 1e-9;  // of outputs and their gradients
 class Finding {
  public:
   Finding(int64_t length, const Run& truth, const Run& ranks, const Again& again, Findings& out)
-      : length_(length), truth_(truth), ranks_(ranks), again_(again), out_(out) {}
+      : length_(length), truth_(truth), ranks_(ranks), again_(again), out_(out) {
+    for (const Captured& rank : ranks_.ranks) axes_.push_back(rank.seen.axes);
+  }
 
   void run() {
     std::vector<comparison::RankSeen> seen;
@@ -53,9 +55,7 @@ class Finding {
     if ((found.fault || again) && !right) {
       const comparison::PlaceOfFault& at = again ? *found.again : *found.fault;
       out_.picture.turn(at.module, at.backward ? Picture::Part::backward : Picture::Part::forward);
-      for (Row& one : out_.rows)
-        if (one.what == (at.backward ? "modules, backward" : "modules, forward"))
-          one.where = at.module;
+      out_.rows[out_.rows.size() - (at.backward ? 1 : 2)].where = at.module;
       out_.faults.push_back(
           {.what = (at.backward ? "the gradient of the output of " : "the output of ") + at.module +
                    (again ? ", computed again" : "") + ", micro-batch " +
@@ -126,7 +126,7 @@ class Finding {
                                        [&](const auto& one) { return one.first == axis.name; });
         if (at == out_.picture.axes.end())
           at = out_.picture.axes.insert(at, {axis.name, std::vector<int64_t>(count, 0)});
-        at->second[r] = std::ranges::find(axis.ranks, static_cast<int64_t>(r)) - axis.ranks.begin();
+        at->second[r] = ranks_.coordinate(r, axis.name);
       }
     for (const comparison::ModuleMarks& marks : found.marks) {
       Picture::Line line{marks.module, std::string(count, Picture::kNotCompared), {}, {}};
@@ -164,16 +164,13 @@ class Finding {
   // Tensors that are wrong. `found`: what a rank has of them.
   template <class Of>
   std::vector<comparison::Wrong> wrong_ones(const Whole& truth, double exact, const Of& found) {
-    std::vector<std::vector<comparison::Axis>> axes;
     std::map<std::string, std::vector<comparison::Piece>> pieces;
-    for (size_t r = 0; r < ranks_.ranks.size(); ++r) {
-      axes.push_back(ranks_.ranks[r].seen.axes);
+    for (size_t r = 0; r < ranks_.ranks.size(); ++r)
       for (const Part& part : found(ranks_.ranks[r]))
         pieces[part.name].push_back({static_cast<int64_t>(r), part.region, part.values});
-    }
     std::vector<std::string> missing;
     std::vector<comparison::Wrong> out = comparison::wrong_tensors(
-        truth, pieces, axes, ranks_.ranks.front().accumulation, exact, missing);
+        truth, pieces, axes_, ranks_.ranks.front().accumulation, exact, missing);
     for (const std::string& name : missing)
       out_.problems.push_back("no rank has a gradient of " + name);
     return out;
@@ -299,18 +296,15 @@ class Finding {
       const auto at = found.find(name);
       if (at == found.end() || largest(at->second - tensor) <= kUpdate * largest(tensor)) continue;
       std::vector<comparison::Piece> pieces;
-      std::vector<std::vector<comparison::Axis>> axes;
-      for (size_t r = 0; r < ranks_.ranks.size(); ++r) {
-        axes.push_back(ranks_.ranks[r].seen.axes);
+      for (size_t r = 0; r < ranks_.ranks.size(); ++r)
         for (const Part& part : ranks_.ranks[r].states.back())
           if (part.name == name)
             for (const Part& before : ranks_.ranks[r].states.front())
               if (before.name == name)
                 pieces.push_back({static_cast<int64_t>(r), part.region,
                                   part.values.to(at::kDouble) - before.values.to(at::kDouble)});
-      }
       const auto pattern = comparison::diagnose(
-          tensor, pieces, axes, ranks_.ranks.front().accumulation, kUpdate * largest(tensor));
+          tensor, pieces, axes_, ranks_.ranks.front().accumulation, kUpdate * largest(tensor));
       out_.faults.push_back(
           {.what = "the change of " + name,
            .pattern = pattern ? pattern->text : "",
@@ -354,6 +348,7 @@ class Finding {
   const Run& ranks_;
   const Again& again_;
   Findings& out_;
+  std::vector<std::vector<comparison::Axis>> axes_;  // of each rank
 };
 
 }  // namespace

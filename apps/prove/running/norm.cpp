@@ -136,7 +136,7 @@ void find_norm(const Run& truth, const Run& ranks, Findings& out) {
     const double own = tensor.square().sum().item<double>();
     if (own < 1e-12 * squares) continue;
     const double times = more / own;
-    if (std::abs(times - std::round(times)) > 1e-6 || times < -1.5 || times > 64.5 ||
+    if (!(std::abs(times - std::round(times)) <= 1e-6) || times < -1.5 || times > 64.5 ||
         std::abs(times) < 0.5)
       continue;
     fault.pattern =

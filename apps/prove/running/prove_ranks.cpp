@@ -137,12 +137,8 @@ class Proof {
                    "loading the checkpoint of one process on the ranks");
     if (!back) return;
     StepTolerance tolerance{.one = kExact, .back = kExact};
-    if (!request_.wide) {
-      tolerance = {.one = 1e-6, .back = 1e-6, .norms = false};
-      for (const Row& row : out_.rows)
-        if (row.what == "losses" || row.what == "evaluation")
-          tolerance.one = std::max(tolerance.one, row.tolerance);
-    }
+    if (!request_.wide)
+      tolerance = {.one = std::max(1e-6, loss_tolerance_), .back = 1e-6, .norms = false};
     compare_resumed(ranks, *one, *back, tolerance, out_);
   }
   bool is_saved(const Run& run, const std::string& what) {
@@ -250,6 +246,7 @@ class Proof {
       return out;
     });
     if (near != nullptr) allow(out_.rows[first_row].tolerance / kTimesRounding);
+    loss_tolerance_ = std::max(out_.rows[first_row].tolerance, out_.rows.back().tolerance);
     if (!routed_alike)
       for (size_t i = first_row; i < out_.rows.size(); ++i)
         if (!out_.rows[i].ok())
@@ -302,6 +299,7 @@ class Proof {
   }
 
   const Request& request_;
+  double loss_tolerance_ = 0;  // of a step or of the evaluation, the larger one
   Findings out_;
 };
 

@@ -167,6 +167,26 @@ void tell(const Reading& reading, const std::string& where, const std::string& m
   }
 }
 
+// What a save has of an earlier step than its last one: "model.norm.weight as after step 1".
+std::string of_other_steps(const Run& run, const Joined& saved) {
+  std::vector<std::string> names;
+  std::string when;
+  for (const auto& [name, tensor] : saved.whole) {
+    const auto at = run.end.whole.find(name);
+    if (at == run.end.whole.end() || same(tensor, at->second)) continue;
+    // From the last one back: a step may have moved nothing.
+    for (size_t steps = run.ranks.front().steps.size(); when.empty() && steps-- > 0;) {
+      const Joined then =
+          run.together([steps](const Captured& rank) { return rank.states.at(steps); });
+      if (const auto old = then.whole.find(name);
+          old != then.whole.end() && same(tensor, old->second))
+        when = " as after step " + std::to_string(steps);
+    }
+    names.push_back(told(name));
+  }
+  return when.empty() ? "" : text::first_few(names, 4) + when;
+}
+
 }  // namespace
 
 void compare_resumed(const Run& saved, const Run& one, const Run& back,
@@ -208,6 +228,16 @@ void compare_resumed(const Run& saved, const Run& one, const Run& back,
   out.rows.push_back(step);
   if (!step.not_compared.empty() || step.ok() || !there.wrong.empty() || !again.wrong.empty())
     return;
+  if (const std::string older = of_other_steps(saved, all); !older.empty()) {
+    out.faults.push_back(
+        {.what = "the ranks' checkpoint has two steps in it",
+         .pattern = older + ", and all else as after step " +
+                    std::to_string(saved.ranks.front().steps.size()),
+         .mend = "a save is of one step: what it has are copies, or nothing moves before it ends "
+                 "(ParallelModel::before_save() leaves the values that training goes on with)",
+         .difference = step.difference});
+    return;
+  }
   out.faults.push_back(
       {.what = "the step after a checkpoint, " + step.where,
        .pattern = "every value is as it was saved, and yet the step is another one",
