@@ -37,7 +37,8 @@ constexpr std::array kOptions = {choice_option(
     "scaled_output|scaled_backward|throws|crashes|exits|hangs|"
     "experts_summed|norms_of_stream|no_sum_before_columns|bias_times_tp|bias_on_every_rank|"
     "unsummed_norm|counted_tp_times|stage_norm|mean_of_means|auxiliary_scaled|auxiliary_lost|"
-    "bias_each_micro_batch|bias_in_evaluation|recompute_differs|other_experts|other_documents|"
+    "bias_each_micro_batch|bias_in_evaluation|bias_again|recompute_differs|other_experts|other_"
+    "documents|"
     "block_left_out|tokens_twice|tied_lost|tied_apart",
     "What is wrong.")};
 
@@ -265,6 +266,11 @@ void spoil(ParallelizeRequest& request, const std::string& fault) {
       host->before_forward.push_back([](torch::nn::Module& module, TensorRefs&) {
         c10::NoGradGuard no_grad;
         if (!module.is_training()) module.named_buffers()["e_score_correction_bias"].add_(1e-3);
+      });
+    if (fault == "bias_again" && name == "layers.0.mlp.gate")
+      host->after_forward.push_back([](torch::nn::Module& module, TensorRefs&) {
+        c10::NoGradGuard no_grad;
+        if (in_backward()) module.named_buffers()["e_score_correction_bias"].add_(1e-3);
       });
     if (fault == "other_documents" && name == "model.layers.1.self_attn.core") {
       const auto one = std::make_shared<OneDocument>();

@@ -13,7 +13,7 @@
 //  6 accumulation                    last_micro_batch, divided, moving_average, steps_add_up
 //  7 means of means                  mean_of_means, loss_of_columns (a loss of its own)
 //  8 auxiliary losses                auxiliary_scaled, auxiliary_lost
-//  9 biases of routers               bias_each_micro_batch, bias_in_evaluation
+//  9 biases of routers               bias_each_micro_batch, bias_in_evaluation, bias_again
 // 10 recomputation                   recompute_differs, other_experts
 // 11 documents of a pack             other_documents
 // 12 cp's backward                   block_left_out, tokens_twice
@@ -234,6 +234,9 @@ TEST_CASE("faults of tensor, sequence and expert parallelism" * doctest::test_su
        {kHeads,
         heads_under("bias_each_micro_batch") + kRouters,
         {"the change of buffer " + kRoutersBias, "not in a micro-batch"}},
+       {kHeads,
+        heads_under("bias_again") + kRouters + kAgain,
+        {"the change of buffer " + kRoutersBias, "nor when it is computed again"}},
        {kHeads,
         heads_under("bias_in_evaluation") + kRouters,
         {"the evaluation writes to buffer " + kRoutersBias}}});
