@@ -95,6 +95,13 @@ class Applier {
     auto* embedding = module.as<torch::nn::EmbeddingImpl>();
     bool norm = styled.style.kind == TpStyleKind::sequence ||
                 styled.style.kind == TpStyleKind::sequence_all_gather;
+    const ModuleOutline* outlined = request_.outline.find_module(styled.name);
+    if (!norm && outlined != nullptr && outlined->kind == ModuleKind::other) {
+      // What the model holds by head: each rank computes with its own, whose gradients are whole.
+      for (const auto& item : module.named_parameters(/*recurse=*/false))
+        cut(styled.name + "." + item.key(), item.value(), 0);
+      return;
+    }
     if (!norm && linear == nullptr && embedding == nullptr)
       throw Error(ErrorCode::bad_module, "the tensor-parallel plan cuts " + styled.name + ", a " +
                                              host->hooked_class_name() +

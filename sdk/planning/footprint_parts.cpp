@@ -374,17 +374,18 @@ CutDims::CutDims(const TpPlan& plan, const ModelOutline& outline) {
   for (const TpEntry& entry : plan.entries)
     if (entry.style.kind == TpStyleKind::column || entry.style.kind == TpStyleKind::row)
       for (const std::string& module : entry.modules)
-        modules_.try_emplace(module, Module{entry.style.kind == TpStyleKind::column, false});
+        modules_.try_emplace(module, Module{.column = entry.style.kind == TpStyleKind::column});
   if (modules_.empty()) return;
   for (const ModuleOutline& module : outline.modules)
-    if (module.kind == ModuleKind::embedding)
+    if (module.kind == ModuleKind::embedding || module.kind == ModuleKind::other)
       if (auto found = modules_.find(module.name); found != modules_.end())
-        found->second.embedding = true;
+        (module.kind == ModuleKind::other ? found->second.own : found->second.embedding) = true;
 }
 
 std::optional<int64_t> CutDims::find(std::string_view parameter) const {
   if (auto found = modules_.find(module_of(parameter)); found != modules_.end())
-    return cut_dim(found->second.column, found->second.embedding, parameter);
+    return found->second.own ? 0
+                             : cut_dim(found->second.column, found->second.embedding, parameter);
   const std::optional<LowRankFactor> factor = low_rank_factor(parameter);
   if (!factor) return std::nullopt;
   auto linear = modules_.find(factor->linear);

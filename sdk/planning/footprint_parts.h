@@ -137,6 +137,7 @@ class MESHWRIGHT_API CutDims {
  private:
   struct Module {
     bool column = false, embedding = false;
+    bool own = false;  // neither Linear nor Embedding: rows of heads are cut
   };
   std::unordered_map<std::string_view, Module> modules_;
 };

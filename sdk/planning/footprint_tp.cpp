@@ -102,7 +102,7 @@ class TpSchedule {
         case TpStyleKind::column:
         case TpStyleKind::row: {
           std::vector<int64_t> shape = weight_shape(module.name);
-          if (shape.size() != 2) break;
+          if (shape.size() != 2 || outlined.kind == ModuleKind::other) break;
           bool embedding = outlined.kind == ModuleKind::embedding;
           int64_t in = embedding ? shape[0] : shape[1], out = embedding ? shape[1] : shape[0];
           if (module.style.kind == TpStyleKind::column)

@@ -114,7 +114,12 @@ void check_declared(const TpPlan& plan, const ModelOutline& outline,
         "stream: the gradient of " +
         parameter.name + " may be a part of a sum")
         .help("the model's outline says it, in own_tp_plan: {" + text::quote(name) + ", \"" +
-              std::string(kOfHeads) + "\"}, or \"" + std::string(kOfStream) + "\"")
+              std::string(kOfHeads) +
+              "\"} if it sees heads (gradients are then summed over tp), or \"" +
+              std::string(kOfStream) + "\"" +
+              (module->kind == ModuleKind::other
+                   ? ", or \"colwise\" if its parameters have rows by head, which are then cut"
+                   : ""))
         .help("a plan of patterns says it likewise, in distributed.tp_plan")
         .help("set distributed.tp_size = 1");
   }

@@ -147,18 +147,32 @@ TpPlanEntries automatic_plan(const ModelOutline& outline, const TpPlanRequest& r
   return base_tp_plan(request.sequence_parallel);
 }
 
-bool can_have(ModuleKind kind, TpStyleKind style) {
-  switch (style) {
-    case column:
-    case row:
-      return kind == ModuleKind::linear || kind == ModuleKind::embedding;
-    case sequence:
-    case sequence_all_gather:
-      return kind == ModuleKind::norm || kind == ModuleKind::other;
-    case rotary:
-      return kind == ModuleKind::rotary;
-  }
-  return false;
+bool cuts(const TpStyle& style) { return style.kind == column || style.kind == row; }
+
+// Whether a module of the model's own has parameters that no module below it has.
+bool holds_parameters(const ModelOutline& outline, const ModuleOutline& module) {
+  return module.kind == ModuleKind::other && !module.name.empty() &&
+         std::any_of(outline.parameters.begin(), outline.parameters.end(),
+                     [&](const ParameterOutline& p) { return module_of(p.name) == module.name; });
+}
+
+[[noreturn]] void refuse_style(const ModelOutline& outline, const std::string& pattern,
+                               const TpStyle& style, const ModuleOutline& module) {
+  Error error = tp_plan_does_not_fit(
+      "the pattern " + text::quote(pattern) + " gives " + std::string(style_name(style.kind)) +
+      " to " + (module.name.empty() ? "the model itself" : module.name) + ", which is of class " +
+      module.class_name + (cuts(style) ? "; it works on Linear and Embedding only" : ""));
+  if (module.kind == ModuleKind::norm)
+    error.help("give it the style \"sequence_parallel\", or none");
+  else if (module.kind == ModuleKind::embedding)
+    error.help("give it the style \"rowwise_rep\", which cuts the vocabulary");
+  else if (holds_parameters(outline, module))
+    error.help(
+        "give it the style \"colwise\" if its own parameters have rows by head: they are cut along "
+        "their first dimension");
+  if (error.helps().empty() || module.kind == ModuleKind::other)
+    error.help("name the Linear modules themselves, for example \"model.layers.*.mlp.up_proj\"");
+  throw error;
 }
 
 // The base plan, the tables and the copies of Hugging Face's plans name modules that only some
@@ -186,20 +200,9 @@ void match(const ModelOutline& outline, const TpPlanEntries& entries, bool optio
                                    module.name +
                                    ", a part of an adapter, which is cut as its Linear is")
             .help("remove the pattern");
-      if (!can_have(module.kind, style.kind))
-        throw tp_plan_does_not_fit("the pattern " + text::quote(pattern) + " gives " +
-                                   std::string(style_name(style.kind)) + " to " +
-                                   (module.name.empty() ? "the model itself" : module.name) +
-                                   ", which is of class " + module.class_name +
-                                   (style.kind == column || style.kind == row
-                                        ? "; it works on Linear and Embedding only"
-                                        : ""))
-            .help(module.kind == ModuleKind::norm
-                      ? "give it the style \"sequence_parallel\", or none"
-                  : module.kind == ModuleKind::embedding
-                      ? "give it the style \"rowwise_rep\", which cuts the vocabulary"
-                      : "name the Linear modules themselves, for example "
-                        "\"model.layers.*.mlp.up_proj\"");
+      if (!tp::can_have(module.kind, style) ||
+          (module.kind == ModuleKind::other && cuts(style) && !holds_parameters(outline, module)))
+        refuse_style(outline, pattern, style, module);
       auto [it, first] = styled.emplace(module.name, pattern);
       if (!first)
         throw tp_plan_does_not_fit("two patterns give a style to " + module.name + ": " +

@@ -31,13 +31,13 @@ constexpr std::array kOptions = {
     bool_option("experts", false, "Blocks end with experts whose router has a bias."),
     choice_option("fault", "\"none\"",
                   "none|undeclared|norm_of_stream|sinks_of_stream|"
-                  "first_sinks|whole_gate|loss_of_columns|own_buffer",
+                  "first_sinks|whole_gate|loss_of_columns|own_buffer|none_by_row",
                   "What is wrong.")};
 
 constexpr int64_t kWidth = 48, kHeads = 6, kEach = 8, kVocabulary = 64, kLayers = 2, kExperts = 4,
                   kInner = 8;
 
-// The sinks as one parameter, which no style cuts.
+// The sinks as one parameter, which "colwise" cuts by row.
 struct SinksImpl : torch::nn::Module {
   SinksImpl(int64_t heads, const at::TensorOptions& options) {
     weight = register_parameter("weight", at::empty({heads}, options));
@@ -52,7 +52,7 @@ struct AttentionImpl : torch::nn::Module {
     for (auto [name, made] :
          {std::pair("query", &query), {"key", &key}, {"value", &value}, {"gate", &gate}})
       *made = register_module(name, make_linear(kWidth, kHeads * kEach, false, options));
-    if (fault == "first_sinks" || fault == "sinks_of_stream")
+    if (fault == "first_sinks" || fault == "sinks_of_stream" || fault == "none_by_row")
       whole_sinks = register_module("sinks", Sinks(kHeads, options));
     else
       sinks = register_module("sinks", make_linear(1, kHeads, false, options));
@@ -162,7 +162,8 @@ class Heads final : public ModelFamily {
   ModelOutline outline(const ModelRequest& request) const override {
     using enum ModuleKind;
     const std::string fault = request.options.get_string("fault");
-    const bool of_one = fault == "first_sinks" || fault == "sinks_of_stream";
+    const bool by_row = fault == "none_by_row";
+    const bool of_one = fault == "first_sinks" || fault == "sinks_of_stream" || by_row;
     OutlineBuilder b(request.storage);
     ModelOutline& o = b.outline;
     o.architecture = "HeadsNet";
@@ -214,7 +215,7 @@ class Heads final : public ModelFamily {
                                                          ? "replicated"
                                                          : "replicated_with_grad_allreduce");
     if (fault == "whole_gate") o.own_tp_plan.emplace_back(attention + "gate", "colwise_rep");
-    o.own_tp_plan.emplace_back(attention + "sinks", !of_one ? "colwise"
+    o.own_tp_plan.emplace_back(attention + "sinks", !of_one || by_row ? "colwise"
                                                     : fault == "sinks_of_stream"
                                                         ? "replicated"
                                                         : "replicated_with_grad_allreduce");

@@ -304,6 +304,7 @@ TEST_CASE("prove finds nothing in plugins without a fault" * doctest::test_suite
   check_proven(kWhole + ".toml" + own_model("none"));
   check_proven(kCopies + ".toml" + of_policy("none"));
   check_proven(kHeads + ".toml" + heads_under("none") + kRouters);
+  check_proven(kHeads + ".toml" + heads("none_by_row"));
   check_proven(kExperts + ".toml" + mutant("none") + kAgain);
 }
 

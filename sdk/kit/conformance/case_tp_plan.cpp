@@ -7,6 +7,7 @@
 #include "sdk/base/checks.h"
 #include "sdk/kit/conformance/cases.h"
 #include "sdk/kit/conformance/probe.h"
+#include "sdk/planning/tp_tables.h"
 
 namespace meshwright::conformance {
 namespace {
@@ -36,21 +37,6 @@ std::string fingerprint(const Answer<TpPlan>& answer) {
     for (const std::string& module : entry.modules) out += " " + module;
   }
   return out;
-}
-
-// Whether a module of this kind can have the style: only matrices and tables are cut.
-bool can_have(ModuleKind kind, TpStyleKind style) {
-  switch (style) {
-    case TpStyleKind::column:
-    case TpStyleKind::row:
-      return kind == ModuleKind::linear || kind == ModuleKind::embedding;
-    case TpStyleKind::rotary:
-      return kind == ModuleKind::rotary;
-    case TpStyleKind::sequence:
-    case TpStyleKind::sequence_all_gather:
-      return kind == ModuleKind::norm || kind == ModuleKind::other;
-  }
-  return false;
 }
 
 class Translator {
@@ -126,7 +112,7 @@ class Translator {
         const ModuleOutline* found = model_.find_module(module);
         if (found == nullptr)
           report_.fail(lead + entry.pattern + " names a module that does not exist: " + module);
-        else if (!can_have(found->kind, entry.style.kind))
+        else if (!tp::can_have(found->kind, entry.style))
           report_.fail(lead + module + " cannot have the style " +
                        std::string(style_name(entry.style.kind)));
         if (!styled.insert(module).second) report_.fail(lead + "two styles for " + module);

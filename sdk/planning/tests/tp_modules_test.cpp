@@ -301,6 +301,41 @@ TEST_CASE("what trains whole among cut projections says what it sees, or is not 
   CHECK_NOTHROW(resolve_tp_modules(norms, heads));
 }
 
+TEST_CASE(
+    "what a module of the model's own holds by head is cut by rows, and has whole gradients") {
+  ModelOutline llama = llama_outline({});
+  llama.own_tp_plan = {{"model.layers.*.self_attn", "colwise"},
+                       {"model.layers.*.self_attn.scales", "colwise"},
+                       {"model.layers.*.self_attn.q_proj", "colwise"},
+                       {"model.layers.*.self_attn.k_proj", "colwise"},
+                       {"model.layers.*.self_attn.v_proj", "colwise"},
+                       {"model.layers.*.self_attn.o_proj", "rowwise"}};
+  const std::string attention = "model.layers.1.self_attn", scales = attention + ".scales";
+  llama.modules.push_back({scales, ModuleKind::other, "Scales"});
+  llama.parameters.push_back({attention + ".sinks", {4}, DType::float32});
+  llama.parameters.push_back({scales + ".weight", {4, 3}, DType::float32});
+  TpPlanRequest own = request(false);
+  own.tp_size = 2;
+  own.choice = {.kind = TpPlanChoice::Kind::named, .name = "own"};
+  // The first layer's attention has nothing of its own to cut.
+  CHECK_THROWS_WITH_AS(select_tp_plan(llama, own),
+                       doctest::Contains("gives colwise to model.layers.0.self_attn"), Error);
+  llama.own_tp_plan[0].first = attention;
+  const TpPlan plan = select_tp_plan(llama, own);
+  CHECK_NOTHROW(check_tp_blocks(plan, llama));
+  CHECK(partial_gradient_parameters(plan, llama).empty());
+  CHECK(tp_shard_dim(plan, llama, attention + ".sinks") == 0);
+  CHECK(tp_shard_dim(plan, llama, scales + ".weight") == 0);
+  CHECK(tp_shard_dim(plan, llama, attention + ".o_proj.weight") == 1);
+  for (const char* other : {"rowwise", "colwise_rep"}) {
+    llama.own_tp_plan[0].second = other;
+    const Error error = meshwright::testing::refused(ErrorCode::tp_plan_does_not_fit, attention,
+                                                     [&] { select_tp_plan(llama, own); });
+    REQUIRE(!error.helps().empty());
+    CHECK(error.helps()[0].find("\"colwise\" if its own parameters have rows by head") == 17);
+  }
+}
+
 TEST_CASE("a tied head and embedding are cut alike or not at all") {
   LlamaSizes sizes;
   sizes.tied = true;
