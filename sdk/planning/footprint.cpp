@@ -71,8 +71,9 @@ Footprint footprint_of(const ShardingRequest& request, const ShardingPlan& plan)
   out.notices = plan.notices;
   if (plan.gradient_tolerance)
     out.notices.push_back(
-        text::format("gradients are approximate: their sum over the steps is within %g of the "
-                     "exact one's L2 norm",
+        text::format("gradients are approximate, as the strategy's author declares "
+                     "(gradient_tolerance = %g): the sum over the steps may be off by that much of "
+                     "the exact sum's L2 norm; meshwright plugins check measures it",
                      *plan.gradient_tolerance));
   if (plan.own_cost) footprint::add_own_cost(*plan.own_cost, out);
   out.wire = wire_of(out.schedule);

@@ -174,7 +174,7 @@ void RankRun::use_gradients(int64_t step, const LossAndGradients& exact, double 
          ", which is not above 0 and below 1");
   else if (problems_.empty() && sound_ && !(error <= allowed))
     fail(step_text(step) + ": the sum of its gradients so far is off by " + number_text(error) +
-         " of the exact one's L2 norm, the gradient_tolerance of its plan is " +
+         " of the exact one's L2 norm, the gradient_tolerance of its plan declares at most " +
          number_text(*gradient_tolerance_) + "; most of it in " + most + ", and it is " +
          number_text(along / size) + " times as long along the exact one");
   advance(own_, exact.loss, std::move(found));

@@ -60,6 +60,8 @@ class RankRun {
   bool approximate() const { return gradient_tolerance_.has_value(); }
   // The largest that it was off by, as gradient_tolerance counts.
   double gradient_error() const { return gradient_error_; }
+  // What its plan says that it may be; nullopt: gradients are exact.
+  std::optional<double> declared_error() const { return gradient_tolerance_; }
   // What this run is held to: the plain loop, or where gradients are approximate, a loop that uses
   // them.
   const Reference& reference() const { return approximate() ? own_ : exact_; }

@@ -134,7 +134,9 @@ class Kit {
     if (options_ > 0)
       out += "; with " + std::to_string(options_) + (options_ == 1 ? " value" : " values") +
              " of its own options";
-    if (gradient_error_ > 0) out += text::format("; gradients off by up to %.2g", gradient_error_);
+    if (declared_error_)
+      out += text::format("; gradients measured off by up to %.2g, gradient_tolerance declares %g",
+                          gradient_error_, *declared_error_);
     if (!refused_options_.empty()) out += "; refused: " + refused_options_;
     return out;
   }
@@ -176,6 +178,7 @@ class Kit {
       if (number > 0) return;
       expected = rank.reference().states[static_cast<size_t>(kSavedStep)];
       gradient_error_ = std::max(gradient_error_, rank.gradient_error());
+      if (rank.approximate()) declared_error_ = rank.declared_error();
     });
     if (ends.front().empty()) ends.clear();
     if (!outcome.refusal.empty() && !size.empty()) return refused(size, outcome.refusal);
@@ -281,6 +284,7 @@ class Kit {
   std::map<std::string, std::string> sized_;  // by key
   std::vector<Save> saves_;
   double gradient_error_ = 0;  // where they are approximate
+  std::optional<double> declared_error_;
 };
 
 }  // namespace

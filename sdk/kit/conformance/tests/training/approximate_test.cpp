@@ -127,7 +127,8 @@ TEST_CASE("compressed gradients pass within the tolerance of their plan") {
     INFO(lines);
     CHECK(lines.starts_with("note: trained on 1, 2, 3 ranks as a plain loop"));
     CHECK(lines.find("with dp_replicate_size = 2 on 4 ranks") != std::string::npos);
-    CHECK(lines.find("; gradients off by up to 0.") != std::string::npos);
+    CHECK(lines.find("; gradients measured off by up to 0.") != std::string::npos);
+    CHECK(lines.find(", gradient_tolerance declares 0.9") != std::string::npos);
   }
   change = {};
 }
@@ -153,7 +154,7 @@ TEST_CASE("what is wrong in a strategy with compressed gradients is found and na
                {.wrap = wrapped<mutants_test::Summed>()}},
            Row{"gradients are lost",
                "is off by 1 of the exact one's L2 norm, the gradient_tolerance "
-               "of its plan is 0.9",
+               "of its plan declares at most 0.9",
                {.wrap = wrapped<Lost>()}},
            Row{"max_norm is ignored",
                "step 4: the sum of its gradients so far is off by ",
