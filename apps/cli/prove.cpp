@@ -6,18 +6,16 @@
 #include <boost/json/array.hpp>
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <memory>
 
 #include "apps/cli/common.h"
 #include "apps/prove/findings.h"
 #include "engine/launch/spawn.h"
 #include "sdk/base/conformance.h"
-#include "sdk/base/files/durable.h"
 #include "sdk/base/files/json_codec.h"
+#include "sdk/base/files/temporary_folder.h"
 #include "sdk/base/host_facts.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/terminal/progress.h"
@@ -98,31 +96,6 @@ prove::Findings cut_short(const conf::ChildResult& child, const std::string& dty
   return out;
 }
 
-// A folder for checkpoints, which goes with it.
-class Scratch {
- public:
-  Scratch() {
-    std::error_code none;
-    const std::filesystem::path place = std::filesystem::temp_directory_path(none);
-    std::string name = (place / "meshwright_prove.XXXXXX").string();
-    if (!none && ::mkdtemp(name.data()) != nullptr)
-      path_ = name;
-    else
-      why_ = "no folder can be made where temporary files go (TMPDIR): " +
-             (none ? none.message() : place.string() + ": " + std::strerror(errno));
-  }
-  ~Scratch() {
-    if (!path_.empty()) base::remove_tree(path_);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  const std::string& path() const { return path_; }  // empty: there is none
-  const std::string& why() const { return why_; }
-
- private:
-  std::string path_, why_;
-};
-
 std::string what_is_proven(const prove::Shrunk& small) {
   std::string out = small.model + " on " + text::counted(small.ranks, "rank");
   for (size_t i = 0; i < small.axes.size(); ++i)
@@ -198,14 +171,15 @@ int run_prove(Call& call) {
   const std::optional<plan::Job> job = load_job(call, status);
   if (!job) return status;
   prove::Shrunk small = prove::shrink(*job, ranks);
-  const Scratch scratch;
-  if (!scratch.why().empty()) small.not_proven.push_back("checkpoints: " + scratch.why());
+  const base::TemporaryFolder folder("meshwright_prove");  // for checkpoints
+  if (!folder.why().empty()) small.not_proven.push_back("checkpoints: " + folder.why());
   if (!call.json) {
     call.out.write(what_is_proven(small));
     call.out.flush();
   }
   std::vector<std::string> command = {
-      program_path().string(), "prove", call.positional(0), "--child", "--folder", scratch.path()};
+      program_path().string(), "prove", call.positional(0), "--child", "--folder",
+      folder.path().string()};
   for (const char* flag : {"world-size", "steps"})
     if (call.has(flag)) command.insert(command.end(), {"--" + std::string(flag), call.value(flag)});
   for (const std::string& set : call.values("set")) command.insert(command.end(), {"--set", set});

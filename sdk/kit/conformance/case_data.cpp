@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "sdk/base/files/temporary_folder.h"
 #include "sdk/kit/conformance/cases.h"
 #include "sdk/kit/conformance/probe.h"
 
@@ -130,25 +131,6 @@ namespace fs = std::filesystem;
 constexpr int64_t kSome = 24;  // samples that a case reads
 
 std::string named(int64_t sample) { return "sample " + std::to_string(sample); }
-
-// A folder that goes away.
-class Scratch {
- public:
-  Scratch() {
-    std::string name = (fs::temp_directory_path() / "meshwright_check_XXXXXX").string();
-    if (::mkdtemp(name.data()) != nullptr) path_ = name;
-  }
-  ~Scratch() {
-    std::error_code failed;
-    if (!path_.empty()) fs::remove_all(path_, failed);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 // The fingerprint with some samples; nullopt where it does not open.
 struct Seen {
@@ -371,9 +353,10 @@ void check_data_fingerprint(const Subject& subject, Report& report) {
   std::error_code failed;
   const fs::path file = request.path;
   if (fs::is_regular_file(file, failed)) {
-    const Scratch scratch;
+    const base::TemporaryFolder folder("meshwright_check");
+    if (folder.path().empty()) return report.fail(folder.why());
     DatasetRequest changed = request;
-    const fs::path copy = scratch.path() / file.filename(), shorter_folder = scratch.path() / "b";
+    const fs::path copy = folder.path() / file.filename(), shorter_folder = folder.path() / "b";
     fs::copy_file(file, copy, failed);
     changed.path = copy.string();
     const std::optional<Seen> of_copy = look(*kind, changed);
