@@ -229,6 +229,13 @@ std::optional<Error> later_than_this(const std::string& key, const Value& value)
   return std::nullopt;
 }
 
+void help_with_own_optimizer(const std::string& key, Error& error) {
+  if (key == "optimizer.name")
+    error.help(
+        "for an optimizer of your own, call Trainer::set_optimizer() in a program that embeds the "
+        "engine (meshwright/trainer.h; docs/guide.md, section 7; examples/recipes/embed)");
+}
+
 std::optional<Error> later_key(const std::string& key, bool from_set) {
   for (const auto& [later, what] : kLaterKeys)
     if (key == later)

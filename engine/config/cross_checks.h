@@ -20,6 +20,8 @@ bool float16_gradients(const Config& config);
 // Error(not_in_release), with what to use until then, where a later version may know the value.
 // nullopt: it is just wrong. `key`: dotted.
 std::optional<Error> later_than_this(const std::string& key, const Value& value);
+// Where the key is the optimizer's name: how a program brings one that no key names.
+void help_with_own_optimizer(const std::string& key, Error& error);
 
 // The same of a key that no table has: optimizer.layer_decay. `from_set`: it stands in a --set.
 std::optional<Error> later_key(const std::string& key, bool from_set);

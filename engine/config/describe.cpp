@@ -130,10 +130,75 @@ std::string kind_name(ErrorKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-std::string option_text(const OptionSchema& schema, const meshwright_option& option) {
+// What a choice means, where the key's own text does not say it.
+struct Meaning {
+  std::string_view key, choice, what;
+};
+constexpr Meaning kMeanings[] = {
+    {"optimizer.name", "adamw", "Adam with decoupled weight decay; betas and eps"},
+    {"optimizer.name", "sgd", "gradient descent, with momentum if that is above 0"},
+    {"optimizer.no_decay", "none", "every parameter decays"},
+    {"optimizer.no_decay", "norms_and_biases", "parameters of one dimension do not decay"},
+    {"lr_scheduler.lr_decay_style", "constant", "no decay"},
+    {"lr_scheduler.lr_decay_style", "linear", "in a straight line to min_lr"},
+    {"lr_scheduler.lr_decay_style", "cosine", "along half a cosine to min_lr"},
+    {"lr_scheduler.lr_decay_style", "wsd", "constant, then to min_lr over the last 10%"},
+    {"dist_env.device", "auto", "GPUs where LibTorch finds some, else the CPU"},
+    {"dist_env.backend", "auto", "nccl on GPUs, else gloo"},
+    {"checkpoint.on_failure", "stop", "the run ends with the error"},
+    {"checkpoint.on_failure", "continue", "the run goes on and tells of it"},
+    {"checkpoint.export", "final", "beside the last checkpoint"},
+    {"checkpoint.export", "every", "beside each checkpoint"},
+    {"distributed.context.load_balancer", "headtail",
+     "a chunk from the head and one from the tail"},
+    {"distributed.context.load_balancer", "none", "one piece, in order"},
+};
+
+struct Choice {
+  std::string word, what;
+};
+// What may stand there, each with what it means if that is known; of distributed.strategy the
+// strategies of the plugins that were found. Empty: it is no enumeration.
+std::vector<Choice> choices_of(const std::string& key, const meshwright_option& option,
+                               const PluginSchemas& plugins) {
+  std::vector<Choice> out;
+  if (key == "distributed.strategy")
+    for (const StrategySchema& one : plugins.strategies)
+      out.push_back(
+          {one.strategy, one.aliases.empty() ? "" : "also " + text::join(one.aliases, ", ")});
+  if (option.choices == nullptr) return out;
+  for (const std::string& word : text::split(option.choices, '|')) {
+    const auto found = std::ranges::find_if(
+        kMeanings, [&](const Meaning& one) { return one.key == key && one.choice == word; });
+    out.push_back({word, found == std::end(kMeanings) ? std::string() : std::string(found->what)});
+  }
+  return out;
+}
+
+// A line for each.
+std::string choice_lines(const std::vector<Choice>& choices, const meshwright_option& option,
+                         const std::string& indent) {
+  size_t width = 0;
+  for (const Choice& one : choices) width = std::max(width, one.word.size());
+  std::string out;
+  for (const auto& [word, what] : choices) {
+    const std::string quoted = '"' + word + '"';
+    const bool usual = option.default_value != nullptr && quoted == option.default_value;
+    std::string said = what + (usual ? (what.empty() ? "the default" : " (the default)") : "");
+    if (!said.empty()) said.insert(0, width - word.size() + 2, ' ');
+    out += indent + quoted + said + "\n";
+  }
+  return out;
+}
+
+std::string option_text(const OptionSchema& schema, const meshwright_option& option,
+                        const PluginSchemas& plugins) {
   std::string out = key_of(schema, option) + "\n  " + option.doc + "\n\n";
   out += "  type:     " + describe_type(option) + "\n  default:  " + default_text(option) +
          "\n  owner:    " + schema.owner + "\n";
+  if (const std::vector<Choice> choices = choices_of(key_of(schema, option), option, plugins);
+      !choices.empty())
+    out += "  choices:\n" + choice_lines(choices, option, "    ");
   if (option.aliases != nullptr)
     out += "  also:     " + text::join(other_names(option), ", ") + "\n";
   if ((option.flags & MESHWRIGHT_NO_EFFECT) != 0)
@@ -146,9 +211,14 @@ std::string option_text(const OptionSchema& schema, const meshwright_option& opt
   return out;
 }
 
-json::object option_json(const OptionSchema& schema, const meshwright_option& option) {
+json::object option_json(const OptionSchema& schema, const meshwright_option& option,
+                         const PluginSchemas& plugins) {
+  json::array choices;
+  for (const Choice& one : choices_of(key_of(schema, option), option, plugins))
+    choices.emplace_back(one.word);
   return {{"key", key_of(schema, option)},
           {"type", describe_type(option)},
+          {"choices", std::move(choices)},
           {"default", text_or_null(option.default_value)},
           {"owner", schema.owner},
           {"doc", option.doc},
@@ -179,11 +249,13 @@ std::string explain(const std::string& what, const PluginSchemas& plugins) {
     return code_string(found.code->code) + ": " + found.code->title + "\n  " +
            found.code->explanation + "\n\n  kind: " + kind_name(found.code->kind) +
            "\n  exit: " + std::to_string(exit_status(found.code->code)) + "\n";
-  if (found.option != nullptr) return option_text(*found.table, *found.option);
+  if (found.option != nullptr) return option_text(*found.table, *found.option, plugins);
   std::string out = header_of(found.table->table) + "  (" + found.table->owner + ")\n";
   for (const meshwright_option* option : found.table->options)
     out += "  " + std::string(option->name) + " = " + default_text(*option) + "\n      " +
-           option->doc + "\n";
+           option->doc + "\n" +
+           choice_lines(choices_of(key_of(*found.table, *option), *option, plugins), *option,
+                        "        ");
   return out;
 }
 
@@ -201,10 +273,10 @@ boost::json::object explain_json(const std::string& what, const PluginSchemas& p
             {"explanation", found.code->explanation},
             {"kind", kind_name(found.code->kind)},
             {"exit", exit_status(found.code->code)}};
-  if (found.option != nullptr) return option_json(*found.table, *found.option);
+  if (found.option != nullptr) return option_json(*found.table, *found.option, plugins);
   json::array options;
   for (const meshwright_option* option : found.table->options)
-    options.push_back(option_json(*found.table, *option));
+    options.push_back(option_json(*found.table, *option, plugins));
   return {{"table", found.table->table}, {"owner", found.table->owner}, {"options", options}};
 }
 

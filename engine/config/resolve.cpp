@@ -355,10 +355,12 @@ class Resolver {
                     entry.value.place, fitting_settings(option, key));
     try {
       table.set(option.name, *converted, origin);
-    } catch (const Error& error) {
-      if (std::optional<Error> later = later_than_this(key, value))
+    } catch (Error& error) {
+      if (error.code() == ErrorCode::bad_choice) help_with_own_optimizer(key, error);
+      if (std::optional<Error> later = later_than_this(key, value)) {
+        help_with_own_optimizer(key, *later);
         diagnostics_.add(later->at(origin));
-      else if (names_plugin(table, option, value))
+      } else if (names_plugin(table, option, value))
         refuse(error.code(), error.message(), key, entry.value.place,
                {"set " + full_key(table.schema().table, "plugin") + " = \"" + value.text +
                 "\" in its place: that is a plugin's"});

@@ -5,6 +5,7 @@
 #include "engine/config/describe.h"
 #include "engine/config/tests/loaded.h"
 #include "plugins/fully_sharded/options.h"
+#include "sdk/base/text.h"
 #include "sdk/base/words.h"
 
 namespace config_test {
@@ -277,6 +278,12 @@ TEST_CASE("what a later version may know is told apart from what is wrong") {
     CHECK(error.helps()[0] == help);
   }
   CHECK(code_string(only_error(load("", {"optimizer.name=adafactor"})).code()) == "E0205");
+  // Whoever has an optimizer of his own is told how to bring it.
+  for (const char* name : {"optimizer.name=muon", "optimizer.name=adafactor"})
+    CHECK(only_error(load("", {name})).helps().back().find("Trainer::set_optimizer()") !=
+          std::string::npos);
+  CHECK(only_error(load("", {"optimizer.no_decay=all"})).helps().back().find("set_optimizer") ==
+        std::string::npos);
 }
 
 TEST_CASE("a key that a later version may have is told apart from one that is wrong") {
@@ -422,6 +429,27 @@ TEST_CASE("keys, tables and codes are explained, and a misspelt one is met half-
   CHECK(explain("E0301", strategies()).find("does not divide") != std::string::npos);
   CHECK(explain("lr", strategies()).find("optimizer.lr") != std::string::npos);
   CHECK(explain("", strategies()).find("[dataset]") != std::string::npos);
+  // A line for each choice, of a key and within its table.
+  int choices = 0;
+  for (const OptionSchema& schema : all_schemas(strategies()))
+    for (const meshwright_option* option : schema.options) {
+      if (option->choices == nullptr || schema.table.empty()) continue;
+      const std::string key = key_of(schema, *option);
+      CAPTURE(key);
+      for (const std::string& choice : text::split(option->choices, '|')) {
+        const std::string line = "    \"" + choice + '"';  // indented by four, in a table by more
+        CHECK(explain(key, strategies()).find('\n' + line) != std::string::npos);
+        CHECK(explain(schema.table, strategies()).find("\n    " + line) != std::string::npos);
+        ++choices;
+      }
+    }
+  CHECK(choices > 60);
+  CHECK(explain("optimizer.name", strategies())
+            .find("    \"adamw\"  Adam with decoupled weight decay; betas and eps (the default)\n"
+                  "    \"sgd\"    gradient descent") != std::string::npos);
+  for (const StrategySchema& one : strategies())
+    CHECK(explain("distributed.strategy", strategies()).find("    \"" + one.strategy + '"') !=
+          std::string::npos);
   try {
     explain("optimizer.lrr", strategies());
     FAIL("nothing was thrown");
