@@ -206,15 +206,13 @@ Screen screen_of(const Call& call, bool started_by_us) {
   return screen;
 }
 
-std::string shell_word(const std::string& word) { return text::shell_word(word); }
-
 namespace {
 
 // Of this process, as a shell takes them.
 std::vector<std::string> command_words() {
   std::ifstream in("/proc/self/cmdline", std::ios::binary);
   std::vector<std::string> out;
-  for (std::string word; std::getline(in, word, '\0');) out.push_back(shell_word(word));
+  for (std::string word; std::getline(in, word, '\0');) out.push_back(text::shell_word(word));
   return out;
 }
 
@@ -222,7 +220,7 @@ std::vector<std::string> command_words() {
 
 std::string called_as() {
   const std::vector<std::string> words = command_words();
-  return words.empty() ? shell_word(program_path().string()) : words[0];
+  return words.empty() ? text::shell_word(program_path().string()) : words[0];
 }
 
 std::string command_again(const Call& call, const Ranks& ranks) {

@@ -71,8 +71,6 @@ struct Screen {
 };
 // This process's, or what its parent told of its own.
 Screen screen_of(const Call& call, bool started_by_us);
-// As a shell takes it: in quotes when it holds more than plain characters.
-std::string shell_word(const std::string& word);
 // The program as this process was called, as a shell takes it.
 std::string called_as();
 // The command that started this process, or its launcher, as a shell takes it again; empty for a

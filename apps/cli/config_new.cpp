@@ -17,6 +17,7 @@
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/files/json_codec.h"
+#include "sdk/base/shell_word.h"
 #include "sdk/base/words.h"
 #include "sdk/text/tokenizer/folder.h"
 #include "sdk/text/tokenizer/tokenizer.h"
@@ -411,7 +412,7 @@ int run_config_new(Call& call) {
   const Wanted job = wanted_of(call);
   const std::string text = job_of(job);
   base::write_durably(file, text);
-  const std::string program = called_as(), name = shell_word(file.string());
+  const std::string program = called_as(), name = text::shell_word(file.string());
   call.out.write("wrote " + report::printable(file.string()) + ": " +
                  kPurposes[static_cast<size_t>(job.purpose)].what + ", for " +
                  text::counted(job.machine.ranks, "rank") + " on this machine's " +

@@ -9,6 +9,7 @@
 
 #include "apps/cli/common.h"
 #include "sdk/base/host_facts.h"
+#include "sdk/base/shell_word.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::cli {
@@ -334,12 +335,13 @@ int run_new(Call& call) {
   // As it was called, where PATH leads to it; the commands are for another folder.
   const std::string called = called_as();
   const std::string run =
-      called.find('/') == called.npos ? called : shell_word(program_path().string());
-  call.out.write("made " + target.string() + "/\n\nnext:\n  cd " + shell_word(target.string()) +
-                 "\n  cmake -B build -DCMAKE_PREFIX_PATH=" + shell_word(installation().string()) +
-                 "\n  cmake --build build\n  ctest --test-dir build\n  " +
-                 (made.plans ? run + " plan job.toml --world-size 8\n  " : "") + run +
-                 " train job.toml --nproc 2\n");
+      called.find('/') == called.npos ? called : text::shell_word(program_path().string());
+  call.out.write(
+      "made " + target.string() + "/\n\nnext:\n  cd " + text::shell_word(target.string()) +
+      "\n  cmake -B build -DCMAKE_PREFIX_PATH=" + text::shell_word(installation().string()) +
+      "\n  cmake --build build\n  ctest --test-dir build\n  " +
+      (made.plans ? run + " plan job.toml --world-size 8\n  " : "") + run +
+      " train job.toml --nproc 2\n");
   return 0;
 }
 

@@ -29,6 +29,7 @@
 #include "sdk/base/files/durable.h"
 #include "sdk/base/files/foreign_file.h"
 #include "sdk/base/host_facts.h"
+#include "sdk/base/shell_word.h"
 
 namespace meshwright::cli {
 namespace {
@@ -209,7 +210,8 @@ void refuse_proof(const Call& call, const Ranks& ranks) {
   throw Error(ErrorCode::usage,
               std::string("--prove starts ranks of its own, but this process is a rank that ") +
                   launch::source_name(ranks->source) + " started")
-      .help("before the launcher starts, once: meshwright prove " + shell_word(call.positional(0)))
+      .help("before the launcher starts, once: meshwright prove " +
+            text::shell_word(call.positional(0)))
       .help("leave out --prove");
 }
 

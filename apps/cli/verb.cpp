@@ -15,6 +15,7 @@
 #include "engine/config/foreign.h"
 #include "engine/config/toml_value.h"
 #include "sdk/base/plain_text.h"
+#include "sdk/base/shell_word.h"
 #include "sdk/base/terminal/report.h"
 #include "sdk/base/used_up.h"
 #include "sdk/base/words.h"
@@ -266,18 +267,10 @@ const Flag* flag_of(const Verb& verb, const std::string& name) {
 
 bool sets_keys(const Verb& verb) { return flag_of(verb, "set") != nullptr; }
 
-// As a word of a shell's command line.
-std::string quoted(const std::string& word) {
-  const bool plain = std::all_of(word.begin(), word.end(), [](char c) {
-    return text::is_alphanumeric(c) ||
-           std::string_view("_-./=,:+%@").find(c) != std::string_view::npos;
-  });
-  return plain ? word : "'" + word + "'";
-}
-
 std::string with_value(const Flag& flag, const std::string& value) {
   std::string out = "--" + flag.name;
-  if (!flag.argument.empty()) out += " " + (value.empty() ? flag.argument : quoted(value));
+  if (!flag.argument.empty())
+    out += " " + (value.empty() ? flag.argument : text::shell_word(value));
   return out;
 }
 
@@ -332,7 +325,7 @@ std::string setting_for(const std::string& name, const std::string& value) {
   const config::PluginSchemas plugins = discovered_schemas(registry);
   const std::string like = text::normal(name);
   auto set = [](const std::string& key, const std::string& what) {
-    return "--set " + quoted(key + "=" + (what.empty() ? "VALUE" : what));
+    return "--set " + text::shell_word(key + "=" + (what.empty() ? "VALUE" : what));
   };
   if (const std::string key = key_named(like, plugins); !key.empty()) return set(key, value);
   const config::ForeignName* known = config::find_foreign(like);
@@ -424,7 +417,7 @@ std::optional<Error> setting_in_two_words(const Verb& verb,
       return Error(ErrorCode::usage, "meshwright " + verb.name +
                                          " takes a setting as one word: \"" + arguments[i + 1] +
                                          "\" \"" + arguments[i + 2] + "\"")
-          .help("--set " + quoted(arguments[i + 1] + "=" + arguments[i + 2]));
+          .help("--set " + text::shell_word(arguments[i + 1] + "=" + arguments[i + 2]));
   return std::nullopt;
 }
 

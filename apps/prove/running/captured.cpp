@@ -17,6 +17,7 @@
 #include "meshwright/nn/moe.h"
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/tp_plan.h"
+#include "sdk/base/files/hash.h"
 #include "sdk/kit/comparison/pieces.h"
 
 namespace meshwright::prove {
@@ -24,12 +25,6 @@ namespace meshwright::prove {
 using at::Tensor;
 
 namespace {
-
-uint64_t name_bits(const std::string& name) {
-  uint64_t out = 1469598103934665603u;  // FNV-1a
-  for (const char c : name) out = (out ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return out;
-}
 
 // In [-1, 1] and never zero; so few of them that bfloat16 has each.
 double value_at(uint64_t seed, int64_t index) {
@@ -43,7 +38,7 @@ double value_at(uint64_t seed, int64_t index) {
 Tensor values_of(const std::string& name, const std::vector<int64_t>& shape, double mean) {
   Tensor out = at::empty(shape, at::kDouble);
   auto* values = out.mutable_data_ptr<double>();
-  const uint64_t seed = name_bits(name);
+  const uint64_t seed = base::fnv1a(name);
   const double reach = shape.size() < 2 ? 0.25 : 0.5;
   for (int64_t i = 0; i < out.numel(); ++i) values[i] = mean + reach * value_at(seed, i);
   return out;
