@@ -87,7 +87,7 @@ class EfSign : public ShardedStrategy {
                                .axis = "dp_replicate",
                                .op = "all_gather",
                                .ranks = replicas,
-                               .count = 1,
+                               .count = 1,  // a step: the host has one update group
                                .payload = bytes * replicas});
     return plan;
   }
