@@ -23,6 +23,7 @@ fs::path folder_of_killed(int signal) {
   REQUIRE(::pipe(ends) == 0);
   const pid_t child = ::fork();
   if (child == 0) {
+    ::signal(signal, SIG_DFL);  // not doctest's handler
     const TemporaryFolder folder("meshwright_test");
     std::ofstream(folder.path() / "kept") << "something";
     const std::string name = folder.path().string();
