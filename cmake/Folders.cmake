@@ -18,7 +18,7 @@ set(MESHWRIGHT_FOLDERS
   engine/job         # the plan of a job, and its picture
   engine/train       # what is wrong before a start, a step, a run
   apps/migrate      # configurations of other programs
-  apps/inference    # generate, evaluate
+  apps/inference    # generate, chat, evaluate
   apps/doctor       # is this machine fit to train?
   apps/performance  # step times predicted, searched, calibrated
   apps/observe      # report, TensorBoard, Prometheus, whom ranks waited for

@@ -14,7 +14,8 @@ die() { printf '%serror:%s %s\n' "$red" "$plain" "$*" >&2; exit 1; }
 
 build_packages="g++ cmake ninja-build ccache mold libboost1.81-dev libboost-json1.81-dev libboost-program-options1.81-dev
   libboost-filesystem1.81-dev libboost-system1.81-dev libtomlplusplus-dev doctest-dev libgloo-dev
-  libxxhash-dev libpcre2-dev libutf8proc-dev libyaml-cpp-dev prometheus-cpp-dev zlib1g-dev libzstd-dev"
+  libxxhash-dev libpcre2-dev libutf8proc-dev libyaml-cpp-dev prometheus-cpp-dev zlib1g-dev libzstd-dev
+  libedit-dev"
 fetch_packages="python3 python3-pip ca-certificates"  # pip fetches the LibTorch wheel; the product itself never runs Python
 check_packages="git binutils file doxygen"  # what the build is configured with
 late_packages="clang-format-19 clang-tidy-19 time lintian dpkg-dev patchelf rustc

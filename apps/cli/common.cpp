@@ -247,8 +247,11 @@ launch::LocalJob local_ranks(const Call& call, const char* verb,
   job.argv = {program_path().string(), verb, call.positional(0)};
   for (const std::string& set : call.values("set")) job.argv.insert(job.argv.end(), {"--set", set});
   for (const std::string flag : flags)
-    if (call.has(flag))
-      job.argv.push_back("--" + flag + (call.values(flag).empty() ? "" : "=" + call.value(flag)));
+    if (call.has(flag) && call.values(flag).empty())
+      job.argv.push_back("--" + flag);
+    else
+      for (const std::string& value : call.values(flag))
+        job.argv.push_back("--" + flag + "=" + value);
   job.ranks = count;
   if (screen.live)
     job.environment.emplace_back("MESHWRIGHT_TERMINAL", std::to_string(screen.width));

@@ -1,5 +1,7 @@
 // generate: checks folder, prompt and plan without starting a rank, then starts the ranks, or runs
 // as one of them.
+#include "apps/cli/inference.h"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,38 +33,44 @@ double real(const Call& call, const std::string& flag, double otherwise, const F
   return *value;
 }
 
-generate::Request read_generate_request(const Call& call) {
-  generate::Request request;
-  request.folder = call.positional(0);
-  request.sets = call.values("set");
-  if (call.has("prompt")) request.prompt = call.value("prompt");
-  if (call.has("tokens")) request.tokens = call.value("tokens");
-  if (call.has("stop")) request.stop = call.value("stop");
-  if (call.has("adapter")) request.adapter = call.value("adapter");
-  request.merge = call.has("merge");
-  request.max_new = call.number("max-new", 1).value_or(request.max_new);
-  request.temperature = real(
-      call, "temperature", request.temperature, [](double t) { return t >= 0; },
+}  // namespace
+
+generate::Ask read_sampling(const Call& call) {
+  generate::Ask ask;
+  ask.folder = call.positional(0);
+  ask.sets = call.values("set");
+  if (call.has("adapter")) ask.adapter = call.value("adapter");
+  ask.merge = call.has("merge");
+  if (call.has("system")) ask.system = call.value("system");
+  if (call.has("chat-template")) ask.chat_template = call.value("chat-template");
+  if (call.has("stop")) ask.stop = call.value("stop");
+  ask.stop_texts = call.values("stop-text");
+  ask.temperature = real(
+      call, "temperature", ask.temperature, [](double t) { return t >= 0; },
       "a number of at least 0", "0.8, or 0 for the most likely tokens");
-  request.top_k = call.number("top-k", 0).value_or(0);
-  request.top_p = real(
+  ask.top_k = call.number("top-k", 0).value_or(0);
+  ask.top_p = real(
       call, "top-p", 1, [](double p) { return p > 0 && p <= 1; }, "a number above 0 and at most 1",
       "0.95");
-  request.seed =
-      static_cast<uint64_t>(call.number("seed", 0).value_or(static_cast<int64_t>(request.seed)));
-  request.json = call.json;
-  return request;
+  ask.min_p = real(
+      call, "min-p", 0, [](double p) { return p >= 0 && p <= 1; },
+      "a number of at least 0 and at most 1", "0.05");
+  ask.repetition_penalty = real(
+      call, "repetition-penalty", 1, [](double p) { return p > 0; }, "a number above 0",
+      "1.1, or 1 for none");
+  ask.seed = static_cast<uint64_t>(call.number("seed", 0).value_or(static_cast<int64_t>(ask.seed)));
+  for (const char* flag : {"temperature", "top-k", "top-p", "min-p", "repetition-penalty"})
+    if (call.has(flag)) ask.given.insert(flag);
+  return ask;
 }
 
-// Everything that can be refused before a rank starts.
-int check(Call& call, const generate::Request& request, const Ranks& ranks, int64_t wanted) {
-  generate::Source source(request.folder, request.sets);
-  (void)source.prompt(request);
-  (void)source.stops(request);
-  const std::optional<generate::Adapter> adapter = generate::adapter_of(source, request);
+int check_folder(Call& call, const generate::Source& source, const generate::Ask& ask,
+                 const Ranks& ranks, int64_t wanted) {
+  generate::check_stop_texts(source, ask);
+  const std::optional<generate::Adapter> adapter = generate::adapter_of(source, ask);
   const before::ReloadFor load = [&](int64_t world, const std::vector<std::string>& more,
                                      Diagnostics& problems) {
-    std::vector<std::string> sets = request.sets;
+    std::vector<std::string> sets = ask.sets;
     sets.insert(sets.end(), more.begin(), more.end());
     return load_job(generate::settings(source, sets, world,
                                        adapter ? adapter->settings() : std::vector<std::string>()),
@@ -78,23 +86,43 @@ int check(Call& call, const generate::Request& request, const Ranks& ranks, int6
   return 0;
 }
 
+namespace {
+
+generate::Ask read_ask(const Call& call) {
+  generate::Ask ask = read_sampling(call);
+  if (call.has("prompt")) ask.prompt = call.value("prompt");
+  if (call.has("tokens")) ask.tokens = call.value("tokens");
+  if (call.has("chat")) ask.chat = call.value("chat");
+  if (call.has("messages")) ask.messages = call.value("messages");
+  ask.max_new = call.number("max-new", 1).value_or(ask.max_new);
+  ask.json = call.json;
+  return ask;
+}
+
 int start_generate(Call& call, const Ranks& ranks) {
   const int64_t wanted = count_of_ranks(call, ranks);
-  generate::Request request = read_generate_request(call);
+  generate::Ask ask = read_ask(call);
   Screen screen = screen_of(call, started_by_us(ranks));
-  request.live = screen.live;
-  if (started_by_us(ranks)) {
-    // The parent has checked everything; when it dies, so do its ranks.
-    if (!launch::end_with_parent()) return 1;
-  } else {
-    // Every rank asks, so that all of them refuse alike and at once.
-    if (int status = check(call, request, ranks, wanted); status != 0) return status;
+  ask.live = screen.live;
+  // The parent has checked everything; when it dies, so do its ranks.
+  if (started_by_us(ranks) && !launch::end_with_parent()) return 1;
+  if (!started_by_us(ranks) || ask.of_messages()) {
+    const generate::Source source(ask.folder, ask.sets);
+    const std::string told = generate::take_generation_config(source, ask, ask.of_messages());
+    if (!started_by_us(ranks)) {
+      // Every rank asks, so that all of them refuse alike and at once.
+      (void)generate::asked_of(source, ask);
+      if (int status = check_folder(call, source, ask, ranks, wanted); status != 0) return status;
+      if (!told.empty()) call.notice(told);
+    }
   }
-  if (ranks || wanted == 1) return run_rank(call, ranks, "meshwright_generate_rank", &request);
-  launch::LocalJob local = local_ranks(call, "generate",
-                                       {"prompt", "tokens", "stop", "adapter", "merge", "max-new",
-                                        "temperature", "top-k", "top-p", "seed", "json"},
-                                       wanted, screen);
+  if (ranks || wanted == 1) return run_rank(call, ranks, "meshwright_generate_rank", &ask);
+  launch::LocalJob local =
+      local_ranks(call, "generate",
+                  {"prompt", "tokens", "chat", "messages", "system", "chat-template", "stop",
+                   "stop-text", "adapter", "merge", "max-new", "temperature", "top-k", "top-p",
+                   "min-p", "repetition-penalty", "seed", "json"},
+                  wanted, screen);
   call.out.flush();
   return launch::run_local_ranks(local);
 }
@@ -110,6 +138,8 @@ Let a model go on with a text, from a Hugging Face folder or a checkpoint
 
 FOLDER is a Hugging Face folder (config.json, model*.safetensors), a checkpoint, or a run, whose
 newest checkpoint is taken.
+With --chat or --messages the folder's chat template makes the prompt, the answer alone is written,
+and it ends where the template ends a turn.
 Text needs a tokenizer.json in the folder, or a model of bytes (vocab_size = 256). Token ids go in
 and come out of any model. The prompt and what follows appear on standard output as it is made; how long it took on standard error. Ids
 are the same under every strategy and on any number of ranks.
@@ -118,18 +148,31 @@ export wrote, run beside the model, or join its weights. A run with adapters has
 
   meshwright generate models/Qwen3-0.6B --prompt 'The capital of France is' --temperature 0
   meshwright generate runs/first --prompt '#include <' --max-new 400
+  meshwright generate models/Qwen3-0.6B --chat 'What is the capital of Peru?'
   meshwright generate models/Qwen3-0.6B --adapter runs/lora_adapter --prompt 'The capital of Peru is'
   meshwright generate models/Llama-3.2-1B --tokens 128000,9906 --nproc 2 --set distributed.strategy=fsdp2 --json
 
 --prompt TEXT    What to go on with.
 --tokens IDS     The same as token ids with commas; ids come out too.
+--chat TEXT      What to answer: a message of the user, in the form of the folder's chat template.
+--messages FILE  The same for a whole conversation: a JSON list of {"role": ..., "content": ...}.
+--system TEXT    What the system says before it.
+--chat-template NAME
+                 A file, one of the folder's templates, or chatml. Default: the folder's.
 --max-new N      At most so many new tokens. Default: 200.
 --temperature T  How freely tokens are drawn; 0: the most likely ones. Default: 0.7.
 --top-k K        Draw from the K most likely tokens only. Default: 0, all of them.
 --top-p P        Draw from the most likely tokens that together hold P of the probability.
                  Default: 1.
+--min-p P        Draw only from tokens with at least P of the likeliest one's probability.
+                 Default: 0.
+--repetition-penalty R
+                 Above 1, tokens that the text has become less likely. Default: 1.
 --seed N         The same seed gives the same tokens. Default: 42.
---stop IDS       Token ids that end the text, or none. Default: eos_token_id of the folder.
+--stop IDS       Token ids that end the text, or none. Default: eos_token_id of the folder, and the
+                 end of a turn of the chat template.
+--stop-text TEXT...
+                 A text that ends the answer, and is not written. Repeatable.
 --adapter DIR    A folder of low-rank adapters, which run beside the model.
 --merge          With --adapter: they are added to the weights first, which are rounded once.
 --nproc N        Start N local ranks. Default: 1, in this process.

@@ -44,6 +44,7 @@ const std::vector<Verb>& verbs() {
       checkpoint_diff_verb(),
       checkpoint_now_verb(),
       generate_verb(),
+      chat_verb(),
       evaluate_verb(),
       tokenize_verb(),
       tokenizer_train_verb(),

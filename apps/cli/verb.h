@@ -135,6 +135,7 @@ Verb checkpoint_export_verb();
 Verb checkpoint_diff_verb();
 Verb checkpoint_now_verb();
 Verb generate_verb();
+Verb chat_verb();
 Verb evaluate_verb();
 Verb tokenize_verb();
 Verb tokenizer_train_verb();

@@ -9,8 +9,8 @@
 
 #include "meshwright/error.h"
 #include "prepare.h"
-#include "row_pieces.h"
 #include "sdk/text/chat/chat_template.h"
+#include "sdk/text/chat/roles.h"
 #include "sdk/text/tokenizer/folder.h"
 #include "sdk/text/tokenizer/normalize.h"
 #include "token_store.h"
@@ -325,7 +325,7 @@ Encoded RowEncoder::encode_chat(const Row& row, const std::string& where) const 
   count_left_out(*chosen, request, rendered, out.counts);
   for (const chat::Value& message : row.messages.as_list())
     if (const std::string& role = message.get("role")->as_string();
-        !is_known_role(role, chosen->text()))
+        !chat::is_known_role(role, chosen->text()))
       out.counts.roles.add(role);
 
   // The template writes what stands around a text.

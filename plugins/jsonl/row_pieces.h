@@ -1,4 +1,4 @@
-// Roles of messages, and the rows of a file.
+// The rows of a file, and what is told of the roles of their messages.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,6 @@
 
 namespace meshwright::jsonl {
 
-// Roles of messages: an answer is what has the role "assistant", so that one that is mistyped is
-// not learnt.
-
-// The known role that was meant; "": none is near.
-std::string role_meant(std::string_view role);
-// One that chats have, or that the text of the template asks for by its name: templates have roles
-// of their own. That is no excuse for one that means "assistant".
-bool is_known_role(std::string_view role, std::string_view chat_template);
 // `3 messages of roles that are not known: "asistant" 2 (did you mean "assistant"?), ...`; "": all
 // are known.
 std::string tell_roles(const StoreCounts& counts);

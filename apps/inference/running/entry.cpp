@@ -1,3 +1,4 @@
+#include "apps/inference/ask.h"
 #include "apps/inference/generate_here.h"
 #include "apps/inference/running/generate_rank.h"
 #include "engine/train/run/attached.h"
@@ -6,7 +7,14 @@
 extern "C" MESHWRIGHT_API int meshwright_generate_rank(const void* request) {
   return meshwright::train::run_guarded([&](auto& ending) {
     return meshwright::generate::generate_rank(
-        *static_cast<const meshwright::generate::Request*>(request), ending);
+        *static_cast<const meshwright::generate::Ask*>(request), ending);
+  });
+}
+
+extern "C" MESHWRIGHT_API int meshwright_chat_rank(const void* here) {
+  return meshwright::train::run_guarded([&](auto& ending) {
+    return meshwright::generate::chat_rank(
+        *static_cast<const meshwright::generate::ChatHere*>(here), ending);
   });
 }
 

@@ -1,8 +1,8 @@
-// One rank of `meshwright generate`, and of `meshwright evaluate`.
+// One rank of `meshwright generate`, of `meshwright chat`, and of `meshwright evaluate`.
 #pragma once
 
+#include "apps/inference/ask.h"
 #include "apps/inference/evaluation.h"
-#include "engine/train/preflight/source.h"
 
 namespace meshwright::rendezvous {
 class Ending;
@@ -21,6 +21,10 @@ namespace meshwright::generate {
 
 // Joins the ranks, fills the model and writes tokens: rank 0 to standard output as they come, what
 // was done to standard error. Collective. Returns 0; throws Error.
-int generate_rank(const generate::Request& request, rendezvous::Ending& ending);
+int generate_rank(const Ask& ask, rendezvous::Ending& ending);
+
+// Fills the model in this process, and answers one line after another. Keys and values of what both
+// have said stay, so that each turn computes what is new in it. Returns 0; throws Error.
+int chat_rank(const ChatHere& here, rendezvous::Ending& ending);
 
 }  // namespace meshwright::generate

@@ -26,6 +26,8 @@ struct Request {
   double temperature = 0.7;
   int64_t top_k = 0;  // 0: all
   double top_p = 1;
+  double min_p = 0;
+  double repetition_penalty = 1;
   uint64_t seed = 42;
   bool json = false;
   bool live = false;  // rank 0's standard output is a terminal
@@ -68,11 +70,12 @@ class Source {
   // config.json. Throws Error(usage).
   std::vector<int64_t> stops(const Request& request) const;
 
+  // A file beside the model: what a checkpoint carries along lies in its folder source/.
+  std::filesystem::path extra(const char* name) const;
+
  private:
   Source() = default;
   void open_checkpoint();
-  // A file beside the model: what a checkpoint carries along lies in its folder source/.
-  std::filesystem::path extra(const char* name) const;
   std::optional<std::filesystem::path> tokenizer_file() const;
   std::vector<int64_t> ids(const std::string& flag, const std::string& list) const;
   std::filesystem::path folder_, config_;

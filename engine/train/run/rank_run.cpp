@@ -580,7 +580,8 @@ class Running : public Session {
                                    config::reads_bytes(here.job().impl().config, "dataset"));
     const std::vector<int64_t> prompt = source.prompt(request), stops = source.stops(request);
     check_generates(here.model());
-    generate::check_sampling(request.temperature, request.top_k, request.top_p);
+    generate::check_sampling({request.temperature, request.top_k, request.top_p, request.min_p,
+                              request.repetition_penalty});
     together([&](Run& run) {
       RunningModel& net = *run.model().running;
       const int64_t context = std::min(run.seq_len(), net.max_positions());

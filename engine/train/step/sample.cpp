@@ -1,154 +1,32 @@
 #include "engine/train/step/sample.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <numeric>
+#include <optional>
+#include <span>
 
-#include "engine/models/running/causal_lm.h"
 #include "engine/models/running/philox.h"
+#include "engine/train/step/last_logits.h"
 #include "engine/train/step/logits.h"
+#include "engine/train/step/sampling.h"
 #include "meshwright/error.h"
-#include "meshwright/nn/attention.h"
-#include "meshwright/nn/rotary.h"
-#include "sdk/base/attention_cache.h"
-#include "sdk/base/read_by_host.h"
 
 namespace meshwright::generate {
 
-namespace {
-
 using at::Tensor;
-
-// Inverse of the cumulative distribution at `uniform` in [0, 1). Tokens that top_k and top_p rule
-// out have no weight.
-int64_t draw(const float* logits, int64_t vocab, const GenerateOptions& options, double uniform) {
-  double top = static_cast<double>(*std::max_element(logits, logits + vocab)), sum = 0;
-  std::vector<double> weights(static_cast<size_t>(vocab));
-  for (int64_t i = 0; i < vocab; ++i)
-    sum += weights[static_cast<size_t>(i)] =
-        std::exp((static_cast<double>(logits[i]) - top) / options.temperature);
-  bool some = options.top_k > 0 && options.top_k < vocab;
-  if (some || options.top_p < 1) {
-    std::vector<int64_t> order(static_cast<size_t>(vocab));
-    std::iota(order.begin(), order.end(), 0);
-    // By logit: weights of unlikely tokens are all zero.
-    auto likelier = [&](int64_t a, int64_t b) {
-      return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-    };
-    auto kept = static_cast<size_t>(some ? options.top_k : vocab);
-    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end(),
-                      likelier);
-    double all = 0, held = 0;
-    for (size_t i = 0; i < kept; ++i) all += weights[static_cast<size_t>(order[i])];
-    size_t last = 0;
-    while (last < kept && (last == 0 || held < options.top_p * all))
-      held += weights[static_cast<size_t>(order[last++])];
-    for (size_t i = last; i < order.size(); ++i) weights[static_cast<size_t>(order[i])] = 0;
-    sum = held;
-  }
-  double left = uniform * sum;
-  int64_t last = 0;
-  for (int64_t i = 0; i < vocab; ++i) {
-    double weight = weights[static_cast<size_t>(i)];
-    if (weight == 0) continue;
-    last = i;
-    left -= weight;
-    if (left < 0) break;
-  }
-  return last;
-}
-
-// The logits of a text's last position, of texts that mostly go on from the one before: keys and
-// values of what was read stay, and the model computes what has come since.
-class LastLogits {
- public:
-  LastLogits(Trainer& trainer, RunningModel& net) : trainer_(trainer), net_(net) {
-    torch::nn::Module& module = *net.module();
-    keeps_ = !find_attention_cores(module).empty();
-    // What turns keys by other angles in longer texts would have them computed anew.
-    for (const auto& one : module.modules())
-      if (const auto* rotary = dynamic_cast<const RotaryEmbeddingImpl*>(one.get()))
-        keeps_ = keeps_ && !rotary->follows_length();
-    proven_ = dynamic_cast<const modules::CausalLMImpl*>(&module) != nullptr;
-  }
-
-  // Collective. ids [1, length] int64 on the CPU; gives [1, 1, vocabulary] on the host.
-  Tensor of(const Tensor& ids) {
-    const int64_t length = ids.size(1);
-    const auto* begin = ids.const_data_ptr<int64_t>();
-    // A text that is longer than the context has lost its first token: all positions are others.
-    const auto known = static_cast<int64_t>(read_.size());
-    const bool goes_on =
-        keeps_ && known > 0 && known < length && std::equal(read_.begin(), read_.end(), begin);
-    const int64_t position = goes_on ? known : 0;
-    read_.assign(begin, begin + length);
-    if (!keeps_) return last_of(ids, 0);
-    Tensor out;
-    {
-      detail::KeyValueScope scope(cache_);
-      out = last_of(ids.narrow(1, position, length - position), position);
-    }
-    if (position == 0 || proven_) return out;
-    // Another's model may mix positions beside its attention cores: its first token is computed
-    // both ways.
-    proven_ = true;
-    const Tensor whole = last_of(ids, 0);
-    const bool same = (out - whole).abs().max().item<double>() <=
-                      tolerance() * std::max(1.0, whole.abs().max().item<double>());
-    Tensor others = at::full({1}, same ? 0 : 1, at::kLong).to(trainer_.world().device());
-    trainer_.world().everyone()->all_reduce(others, ReduceOp::sum, /*control=*/true).wait();
-    keeps_ = others.item<int64_t>() == 0;
-    return keeps_ ? out : whole;
-  }
-
- private:
-  // No others are read.
-  Tensor last_of(const Tensor& ids, int64_t position) {
-    const Tensor all = train::logits_of(trainer_, net_, ids, position);
-    return detail::read_by_host(*trainer_.world().everyone(), all.narrow(1, all.size(1) - 1, 1))
-        .to(at::TensorOptions().dtype(at::kFloat).device(at::kCPU));
-  }
-  // Of what is rounded in its dtype, in another order of the same sums.
-  double tolerance() const {
-    const std::vector<Tensor> parameters = net_.module()->parameters();
-    const bool full = std::ranges::all_of(parameters, [](const Tensor& p) {
-      return p.scalar_type() == at::kFloat || p.scalar_type() == at::kDouble;
-    });
-    return full ? 1e-4 : 5e-2;
-  }
-
-  Trainer& trainer_;
-  RunningModel& net_;
-  detail::KeyValueCache cache_;
-  std::vector<int64_t> read_;
-  bool keeps_ = false, proven_ = false;
-};
-
-[[noreturn]] void refuse(const std::string& what) {
-  throw Error(ErrorCode::out_of_range, "cannot generate: " + what);
-}
-
-}  // namespace
-
-void check_sampling(double temperature, int64_t top_k, double top_p) {
-  if (!(temperature >= 0) || !std::isfinite(temperature))
-    refuse("the temperature must be a number of at least 0");
-  if (top_k < 0) refuse("top_k = " + std::to_string(top_k) + " must not be negative");
-  if (!(top_p > 0 && top_p <= 1)) refuse("top_p must be above 0 and at most 1");
-}
 
 std::vector<int64_t> generate_tokens(const LogitsOf& logits_of, std::vector<int64_t> prompt,
                                      const GenerateOptions& options) {
-  if (prompt.empty()) refuse("the prompt is empty");
-  check_sampling(options.temperature, options.top_k, options.top_p);
+  if (prompt.empty()) refuse_to_generate("the prompt is empty");
+  const Sampling sampling = options.sampling();
+  check_sampling(sampling);
   if (options.context < 1)
-    refuse("context = " + std::to_string(options.context) + " must be at least 1");
+    refuse_to_generate("context = " + std::to_string(options.context) + " must be at least 1");
   c10::NoGradGuard no_grad;
   std::vector<int64_t> tokens = std::move(prompt);
   size_t given = tokens.size();
@@ -161,44 +39,55 @@ std::vector<int64_t> generate_tokens(const LogitsOf& logits_of, std::vector<int6
                         .flatten()
                         .to(at::TensorOptions().dtype(at::kFloat).device(at::kCPU))
                         .contiguous();
-    const float* values = logits.const_data_ptr<float>();
-    int64_t vocab = logits.numel();
-    if (std::any_of(values, values + vocab, [](float v) {
+    std::span<float> values(logits.mutable_data_ptr<float>(), static_cast<size_t>(logits.numel()));
+    if (std::ranges::any_of(values, [](float v) {
           return std::isnan(v) || v == std::numeric_limits<float>::infinity();
         }))
       throw Error(ErrorCode::nonfinite,
                   "the logits of generated token " + std::to_string(step) + " are not finite");
-    int64_t next = std::max_element(values, values + vocab) - values;
-    if (options.temperature > 0) {
+    std::vector<float> as_given;
+    if (options.log_probabilities != nullptr) as_given.assign(values.begin(), values.end());
+    penalize(values, tokens, sampling.repetition_penalty);
+    int64_t next = std::ranges::max_element(values) - values.begin();
+    if (sampling.temperature > 0) {
       uint64_t at = static_cast<uint64_t>(step);
       modules::PhiloxBits bits = modules::philox(
           {static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), 0x53414D50U, 0},
           static_cast<uint32_t>(options.seed), static_cast<uint32_t>(options.seed >> 32));
       uint64_t wide = (uint64_t{bits[0]} << 32 | bits[1]) >> 11;
-      next = draw(values, vocab, options, static_cast<double>(wide) * 0x1p-53);
+      next = draw(weigh(values, sampling), static_cast<double>(wide) * 0x1p-53);
     }
+    if (options.log_probabilities != nullptr)
+      options.log_probabilities->push_back(log_probability(as_given, next));
     tokens.push_back(next);
     if (options.each) options.each(next);
     if (std::find(options.stop.begin(), options.stop.end(), next) != options.stop.end()) break;
+    if (options.enough && options.enough()) break;
   }
   return {tokens.begin() + static_cast<std::ptrdiff_t>(given), tokens.end()};
 }
 
 Continued continue_prompt(Trainer& trainer, RunningModel& net, const std::vector<int64_t>& prompt,
                           const Request& request, const std::vector<int64_t>& stops,
-                          int64_t context, const Listener& listener) {
+                          int64_t context, const Listener& listener, LastLogits* kept) {
   Continued out;
   out.prompt = prompt;
+  out.context = context;
   auto ends_text = [&](int64_t id) { return std::ranges::find(stops, id) != stops.end(); };
-  const GenerateOptions options{.max_new_tokens = request.max_new,
-                                .temperature = request.temperature,
-                                .seed = request.seed,
-                                .context = context,
-                                .stop = stops,
-                                .top_k = request.top_k,
-                                .top_p = request.top_p,
-                                // The token that ends a text is no part of it.
-                                .each = [&](int64_t id) { listener.token(id, ends_text(id)); }};
+  const GenerateOptions options{
+      .max_new_tokens = request.max_new,
+      .temperature = request.temperature,
+      .seed = request.seed,
+      .context = context,
+      .stop = stops,
+      .top_k = request.top_k,
+      .top_p = request.top_p,
+      .min_p = request.min_p,
+      .repetition_penalty = request.repetition_penalty,
+      // The token that ends a text is no part of it.
+      .each = [&](int64_t id) { listener.token(id, ends_text(id)); },
+      .enough = listener.enough,
+      .log_probabilities = request.json ? &out.log_probabilities : nullptr};
   if (trainer.world().rank() == 0) {
     if (const std::string notice = train::whole_text_notice(trainer); !notice.empty())
       listener.notice(notice);
@@ -211,7 +100,8 @@ Continued continue_prompt(Trainer& trainer, RunningModel& net, const std::vector
   const bool training = net.module()->is_training();
   net.module()->eval();
   auto begin = std::chrono::steady_clock::now();
-  LastLogits last(trainer, net);
+  std::optional<LastLogits> own;
+  LastLogits& last = kept != nullptr ? *kept : own.emplace(trainer, net);
   trainer.model().summon_full_parameters([&] {
     begin = std::chrono::steady_clock::now();
     out.tokens = generate_tokens([&](const Tensor& ids) { return last.of(ids); }, prompt, options);

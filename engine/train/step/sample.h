@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/train/preflight/source.h"
+#include "engine/train/step/sampling.h"
 #include "meshwright/model/running_model.h"
 #include "meshwright/trainer.h"
 
@@ -21,45 +22,58 @@ using LogitsOf = std::function<at::Tensor(const at::Tensor& ids)>;
 
 struct GenerateOptions {
   int64_t max_new_tokens = 100;
-  double temperature = 0;          // 0: the most likely token, the first of equals
+  double temperature = 0;          // as Sampling has it, and so have the others of their names
   uint64_t seed = 0;               // with a temperature; the same seed gives the same text
   int64_t context = 0;             // the model sees at most the last `context` tokens; required
   std::vector<int64_t> stop = {};  // ends after one of these
-  // With a temperature: only the k most likely tokens, the first of equals; 0: all. And of these
-  // only the most likely ones until they hold this part of the probability.
   int64_t top_k = 0;
   double top_p = 1;
+  double min_p = 0;
+  double repetition_penalty = 1;
   std::function<void(int64_t token)> each = {};  // hears every new token at once
+  // Asked behind every new token: whether it was the last one. Every rank says the same.
+  std::function<bool()> enough = {};
+  // Where one goes for every new token: of log_probability(), before the penalty.
+  std::vector<double>* log_probabilities = nullptr;
+
+  Sampling sampling() const { return {temperature, top_k, top_p, min_p, repetition_penalty}; }
 };
 
-// Throws Error(out_of_range), as generate_tokens() does.
-void check_sampling(double temperature, int64_t top_k, double top_p);
-
-// The new tokens, without the prompt. Throws Error(out_of_range) for an empty prompt, a temperature
-// that is not finite and >= 0, a negative top_k, a top_p outside (0, 1], or a context below 1;
-// Error(nonfinite) when the logits are not numbers.
+// The new tokens, without the prompt. Throws Error(out_of_range) for an empty prompt, a context
+// below 1, and as check_sampling() does; Error(nonfinite) when the logits are not numbers.
 std::vector<int64_t> generate_tokens(const LogitsOf& logits_of, std::vector<int64_t> prompt,
                                      const GenerateOptions& options);
 
-// Who hears of it while it is made; all must be set.
+class LastLogits;
+
+// Who hears of it while it is made; all but `enough` must be set.
 struct Listener {
   std::function<void(const std::string& text)> notice;  // rank 0
   std::function<void(int64_t rank, const std::vector<int64_t>& prompt)> begin;
   std::function<void(int64_t id, bool ends)> token;  // `ends`: no part of the text, but its end
+  std::function<bool()> enough = {};                 // as GenerateOptions has it
 };
 
 // The tokens behind the prompt, and how long they took.
 struct Continued {
   std::vector<int64_t> prompt, tokens;
-  bool ended = false;  // the last one is a stop token
+  bool ended = false;                          // the last one is a stop token
+  std::vector<double> log_probabilities = {};  // of the tokens, where the request is for JSON
+  int64_t context = 0;                         // how far the model looked back
   double seconds = 0;
+  // How many of the first tokens the model did not see any more at the end.
+  int64_t forgotten() const {
+    const auto read = static_cast<int64_t>(prompt.size() + tokens.size()) - 1;
+    return tokens.empty() || read <= context ? 0 : read - context;
+  }
   double rate() const { return seconds > 0 ? static_cast<double>(tokens.size()) / seconds : 0; }
 };
 
-// Collective. `context`: how far the model looks back.
+// Collective. `context`: how far the model looks back. `kept`: what was read of texts before, of
+// which this one may begin as the last one did.
 Continued continue_prompt(Trainer& trainer, RunningModel& net, const std::vector<int64_t>& prompt,
                           const Request& request, const std::vector<int64_t>& stops,
-                          int64_t context, const Listener& listener);
+                          int64_t context, const Listener& listener, LastLogits* kept = nullptr);
 
 // What `train --sample` asks for.
 struct SampleRequest {

@@ -9,8 +9,8 @@
 
 #include "given.h"
 #include "meshwright/error.h"
-#include "plugins/jsonl/row_pieces.h"
 #include "sdk/base/files/foreign_file.h"
+#include "sdk/text/chat/roles.h"
 
 namespace encode_row_test {
 
@@ -518,7 +518,7 @@ TEST_CASE("roles that are not known are counted") {
 }
 
 TEST_CASE("what role was meant") {
-  using meshwright::jsonl::role_meant;
+  using meshwright::chat::role_meant;
   for (const char* role :
        {"asistant", "Assistant", "ASSISTANT", "asssistant", "GPT", "gpt", "bot", "model"})
     CHECK(role_meant(role) == "assistant");

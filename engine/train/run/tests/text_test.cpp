@@ -4,8 +4,13 @@
 
 #include <doctest/doctest.h>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
+#include <iterator>
+
+#include "engine/train/step/last_logits.h"
 #include "engine/train/step/sample.h"
 #include "meshwright/nn/attention.h"
 #include "meshwright/nn/layers.h"
@@ -137,6 +142,30 @@ TEST_CASE("text: a model of somebody else's is tried, and read anew where it mix
       CHECK(made.rows == rows);
     });
   }
+}
+
+TEST_CASE("text: what begins as the text before it did is not read again") {
+  TestFolder folder("text_turns");
+  SmallModel m = kStaged;
+  m.vocab = kVocabulary;
+  const Layout layout = staged_layout(write_model(folder.path, m), kAlone);
+  run_ranks(1, [&](const std::shared_ptr<World>& world) {
+    Rank rank(layout, world);
+    rank.initialize();
+    Watched net(rank.net.ptr(), [&](const Tensor& ids) { return rank.net(ids); });
+    const c10::NoGradGuard no_grad;
+    generate::LastLogits kept(rank.trainer, net);
+    rank.trainer.model().summon_full_parameters([&] {
+      for (const std::string text : {"abcdef", "abcdefgh", "abcxyzw", "abcxyzw", "abc", "zz"}) {
+        Tensor ids = at::empty({1, std::ssize(text)}, at::kLong);
+        std::copy(text.begin(), text.end(), ids.mutable_data_ptr<int64_t>());
+        const Tensor whole = rank.net(ids).narrow(1, std::ssize(text) - 1, 1);
+        CHECK((kept.of(ids) - whole).abs().max().item<double>() < 1e-5);
+      }
+    });
+    // The last token is read again where a text was known whole.
+    CHECK(net.rows == std::vector<int64_t>{6, 2, 4, 1, 1, 2});
+  });
 }
 
 }  // namespace text_test

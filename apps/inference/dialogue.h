@@ -1,0 +1,43 @@
+// What both sides of `meshwright chat` have said, and the lines that are no message but a command.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "apps/inference/chat_format.h"
+
+namespace meshwright::generate {
+
+class Dialogue {
+ public:
+  // `tell`: hears what a command has done, a line each.
+  Dialogue(const std::optional<std::string>& system, std::function<void(const std::string&)> tell);
+
+  enum class Wants : uint8_t { nothing, answer, end };
+  // A line of the user: a command is carried out, all else becomes the user's message. "//" begins
+  // a message with one slash. Never throws for what a user may type.
+  Wants take(const std::string& line);
+  void answered(const std::string& text);
+  // The last message of the user goes again: nothing has answered it.
+  void take_back();
+  // The last message alone, behind the system's.
+  Conversation last_alone() const;
+  // The oldest turn goes, with its answer; false: the last one has nothing before it.
+  bool forget_first();
+
+  const Conversation& conversation() const { return said_; }
+
+ private:
+  bool has_system() const;
+  void set_system(const std::string& text);
+  void save(const std::string& file);
+  void help() const;
+  Conversation said_;
+  std::function<void(const std::string&)> tell_;
+};
+
+}  // namespace meshwright::generate
