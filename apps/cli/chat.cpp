@@ -9,6 +9,7 @@
 #include "apps/cli/inference.h"
 #include "apps/cli/line_editor.h"
 #include "apps/inference/chat_format.h"
+#include "sdk/base/shell_word.h"
 
 namespace meshwright::cli {
 
@@ -46,8 +47,8 @@ int start_chat(Call& call, const Ranks& ranks) {
                 "chat runs in one process: ranks that wait for a person "
                 "would run into the time limit of a collective")
         .help("leave out --nproc, and start no ranks")
-        .help("one answer on several ranks: meshwright generate " + shell_word(call.positional(0)) +
-              " --chat TEXT --nproc 2");
+        .help("one answer on several ranks: meshwright generate " +
+              text::shell_word(call.positional(0)) + " --chat TEXT --nproc 2");
   generate::ChatHere here;
   here.ask = read_sampling(call);
   generate::Ask& ask = here.ask;

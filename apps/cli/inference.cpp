@@ -5,13 +5,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "apps/cli/common.h"
 #include "apps/inference/adapter.h"
 #include "apps/inference/evaluation.h"
+#include "apps/inference/prompts.h"
 #include "engine/checkpoint/weights/model_tensors.h"
 #include "engine/train/preflight/source.h"
 #include "sdk/base/words.h"
@@ -96,7 +99,29 @@ generate::Ask read_ask(const Call& call) {
   if (call.has("messages")) ask.messages = call.value("messages");
   ask.max_new = call.number("max-new", 1).value_or(ask.max_new);
   ask.json = call.json;
+  if (call.has("prompts")) ask.prompts = call.value("prompts");
+  if (call.has("out")) ask.out = call.value("out");
+  ask.batch = call.number("batch", 1).value_or(ask.batch);
   return ask;
+}
+
+// --prompts, and what goes with it alone.
+void check_files(const Call& call, const generate::Ask& ask) {
+  auto wrong = [](const std::string& what) { return Error(ErrorCode::usage, what); };
+  if (!ask.prompts) {
+    for (const char* flag : {"out", "batch"})
+      if (call.has(flag))
+        throw wrong(std::string("--") + flag + " is of --prompts FILE")
+            .help("--prompts prompts.jsonl --out answers.jsonl");
+    return;
+  }
+  if (!ask.out)
+    throw wrong("--prompts writes a file: --out says which").help("--out answers.jsonl");
+  if (ask.json)
+    throw wrong("--json, and the rows of --out are JSON already").help("leave out --json");
+  std::error_code failed;
+  if (std::filesystem::exists(std::filesystem::symlink_status(*ask.out, failed)))
+    throw wrong("--out " + *ask.out + " is already there").help("--out another.jsonl");
 }
 
 int start_generate(Call& call, const Ranks& ranks) {
@@ -104,24 +129,31 @@ int start_generate(Call& call, const Ranks& ranks) {
   generate::Ask ask = read_ask(call);
   Screen screen = screen_of(call, started_by_us(ranks));
   ask.live = screen.live;
+  ask.width = screen.width;
+  ask.colour = screen.colour;
+  ask.unicode = screen.unicode;
   // The parent has checked everything; when it dies, so do its ranks.
   if (started_by_us(ranks) && !launch::end_with_parent()) return 1;
-  if (!started_by_us(ranks) || ask.of_messages()) {
+  if (!started_by_us(ranks)) check_files(call, ask);
+  if (!started_by_us(ranks) || ask.of_messages() || ask.prompts) {
     const generate::Source source(ask.folder, ask.sets);
+    if (ask.prompts) ask.conversations = generate::read_prompts(source, ask).conversations;
     const std::string told = generate::take_generation_config(source, ask, ask.of_messages());
     if (!started_by_us(ranks)) {
       // Every rank asks, so that all of them refuse alike and at once.
-      (void)generate::asked_of(source, ask);
+      if (!ask.prompts) (void)generate::asked_of(source, ask);
       if (int status = check_folder(call, source, ask, ranks, wanted); status != 0) return status;
       if (!told.empty()) call.notice(told);
     }
   }
   if (ranks || wanted == 1) return run_rank(call, ranks, "meshwright_generate_rank", &ask);
   launch::LocalJob local =
-      local_ranks(call, "generate",
-                  {"prompt", "tokens", "chat", "messages", "system", "chat-template", "stop",
-                   "stop-text", "adapter", "merge", "max-new", "temperature", "top-k", "top-p",
-                   "min-p", "repetition-penalty", "seed", "json"},
+      local_ranks(call, "generate", {"prompt",  "tokens",        "chat",    "messages",
+                                     "system",  "chat-template", "stop",    "stop-text",
+                                     "adapter", "merge",         "max-new", "temperature",
+                                     "top-k",   "top-p",         "min-p",   "repetition-penalty",
+                                     "seed",    "json",          "prompts", "out",
+                                     "batch"},
                   wanted, screen);
   call.out.flush();
   return launch::run_local_ranks(local);
@@ -149,6 +181,7 @@ export wrote, run beside the model, or join its weights. A run with adapters has
   meshwright generate models/Qwen3-0.6B --prompt 'The capital of France is' --temperature 0
   meshwright generate runs/first --prompt '#include <' --max-new 400
   meshwright generate models/Qwen3-0.6B --chat 'What is the capital of Peru?'
+  meshwright generate models/Qwen3-0.6B --prompts questions.jsonl --out answers.jsonl
   meshwright generate models/Qwen3-0.6B --adapter runs/lora_adapter --prompt 'The capital of Peru is'
   meshwright generate models/Llama-3.2-1B --tokens 128000,9906 --nproc 2 --set distributed.strategy=fsdp2 --json
 
@@ -156,6 +189,10 @@ export wrote, run beside the model, or join its weights. A run with adapters has
 --tokens IDS     The same as token ids with commas; ids come out too.
 --chat TEXT      What to answer: a message of the user, in the form of the folder's chat template.
 --messages FILE  The same for a whole conversation: a JSON list of {"role": ..., "content": ...}.
+--prompts FILE   Rows of JSON Lines, each with a prompt (a text), tokens (ids) or messages.
+--out FILE       With --prompts: the same rows, with the text, its ids, their logarithms of
+                 probability, and why it ended.
+--batch N        With --prompts: of how many rows at most a token is made at once. Default: 8.
 --system TEXT    What the system says before it.
 --chat-template NAME
                  A file, one of the folder's templates, or chatml. Default: the folder's.

@@ -24,16 +24,12 @@ std::string number_text(double value) { return text::format("%.6g", value); }
 // --chat, or --messages, with --system before them.
 Conversation conversation_of(const Ask& ask) {
   Conversation out;
-  if (ask.messages) out = read_messages(*ask.messages);
-  chat::Value::List& messages = out.messages.as_list();
-  if (ask.system) {
-    if (!messages.empty() && messages[0].get("role")->as_string() == "system")
-      throw Error(ErrorCode::usage,
-                  "--system, and the first message of " + *ask.messages + " is the system's")
-          .help("leave out --system");
-    messages.insert(messages.begin(), message_of("system", *ask.system));
-  }
-  if (ask.chat) messages.push_back(message_of("user", *ask.chat));
+  if (ask.messages)
+    out = parse_messages(
+        base::read_foreign(*ask.messages, base::kSmallFile, ErrorCode::file_unreadable),
+        *ask.messages);
+  put_system(out, ask.system, ask.messages.value_or(""));
+  if (ask.chat) out.messages.push_back(message_of("user", *ask.chat));
   return out;
 }
 
@@ -69,20 +65,36 @@ std::string take_generation_config(const Source& source, Ask& ask, bool conversa
                       : file.string() + " has other options, which conversations take: " + all;
 }
 
-Asked asked_of(const Source& source, const Ask& ask) {
+void put_system(Conversation& conversation, const std::optional<std::string>& system,
+                const std::string& where) {
+  if (!system) return;
+  chat::Value::List& messages = conversation.messages.as_list();
+  if (!messages.empty() && messages[0].get("role")->as_string() == "system")
+    throw Error(ErrorCode::usage,
+                "--system, and the first message of " + where + " is the system's")
+        .help("leave out --system");
+  messages.insert(messages.begin(), message_of("system", *system));
+}
+
+void check_ways(const Ask& ask) {
   int ways = 0;
   std::string given;
   for (const auto& [name, is] : {std::pair{"--prompt", ask.prompt.has_value()},
                                  {"--tokens", ask.tokens.has_value()},
                                  {"--chat", ask.chat.has_value()},
-                                 {"--messages", ask.messages.has_value()}})
+                                 {"--messages", ask.messages.has_value()},
+                                 {"--prompts", ask.prompts.has_value()}})
     if (is) {
       ++ways;
       given += (given.empty() ? "" : " and ") + std::string(name);
     }
-  if (ways > 1 && ask.of_messages())
+  if (ways > 1 && (ask.of_messages() || ask.prompts))
     throw Error(ErrorCode::usage, given + " each say what is answered: one of them")
         .help("leave out all but one");
+}
+
+Asked asked_of(const Source& source, const Ask& ask) {
+  check_ways(ask);
   if (!ask.of_messages()) {
     for (const auto& [name, is] : {std::pair{"--system", ask.system.has_value()},
                                    {"--chat-template", ask.chat_template.has_value()}})

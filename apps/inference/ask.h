@@ -18,10 +18,15 @@ struct Ask : Request {
   std::optional<std::string> messages;       // a file of messages
   std::optional<std::string> system;         // said before the others
   std::optional<std::string> chat_template;  // a file or a name, in place of the folder's own
+  std::optional<std::string> prompts, out;   // files of rows
+  int64_t batch = 8;                         // of how many rows at most a token is made at once
+  bool conversations = false;                // some of `prompts` are
+  int width = 80;                            // of the terminal that shows how far it is
+  bool colour = false, unicode = true;
   std::vector<std::string> stop_texts;
   std::set<std::string> given;  // flags of sampling: their values are the user's
 
-  bool of_messages() const { return chat || messages; }
+  bool of_messages() const { return chat || messages || conversations; }
 };
 
 // Options of sampling as the folder's generation_config.json has them. For a conversation they are
@@ -29,12 +34,21 @@ struct Ask : Request {
 // nothing. Throws Error(bad_model_config).
 std::string take_generation_config(const Source& source, Ask& ask, bool conversation);
 
+// Throws Error(usage) where more than one says what is asked.
+void check_ways(const Ask& ask);
+
+struct Conversation;
+// --system before the messages. Throws Error(usage) where `where` has one already.
+void put_system(Conversation& conversation, const std::optional<std::string>& system,
+                const std::string& where);
+
 // What the model reads, and what ends what it writes.
 struct Asked {
   std::vector<int64_t> prompt;
   std::vector<int64_t> stops;
 };
 // Throws Error(usage | bad_token | bad_tokenizer | bad_template | bad_dataset | file_unreadable).
+// Not with `prompts`: read_prompts().
 Asked asked_of(const Source& source, const Ask& ask);
 
 // Throws Error(usage) for stop texts that are empty or no UTF-8, and where there is no text.

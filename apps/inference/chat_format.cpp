@@ -5,7 +5,6 @@
 #include <system_error>
 
 #include "meshwright/error.h"
-#include "sdk/base/files/foreign_file.h"
 #include "sdk/text/chat/roles.h"
 
 namespace meshwright::generate {
@@ -102,15 +101,14 @@ chat::Value message_of(const std::string& role, const std::string& content) {
       {{"role", chat::Value::string(role)}, {"content", chat::Value::string(content)}});
 }
 
-Conversation read_messages(const fs::path& file) {
-  const std::string text = base::read_foreign(file, base::kSmallFile, ErrorCode::file_unreadable);
-  if (text.find_first_not_of(" \t\r\n") == std::string::npos)
-    throw bad_messages(file.string(), "the file is empty");
+Conversation parse_messages(std::string_view text, const std::string& where) {
+  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos)
+    throw bad_messages(where, "the file is empty");
   chat::Value read;
   try {
     read = chat::parse_json(text);
   } catch (const Error& error) {
-    throw bad_messages(file.string(), error.message());
+    throw bad_messages(where, error.message());
   }
   Conversation out;
   if (const chat::Value* messages = read.get("messages"); messages != nullptr) {
@@ -120,12 +118,12 @@ Conversation read_messages(const fs::path& file) {
     out.messages = read;
   }
   if (!out.messages.is_list())
-    throw bad_messages(file.string(), "it holds " + out.messages.kind_name() +
-                                          (read.is_dict() ? " without \"messages\"" : "") +
-                                          ", no list of messages");
+    throw bad_messages(where, "it holds " + out.messages.kind_name() +
+                                  (read.is_dict() ? " without \"messages\"" : "") +
+                                  ", no list of messages");
   if (!out.tools.is_none() && !out.tools.is_list())
-    throw bad_messages(file.string(), "\"tools\" is " + out.tools.kind_name() + ", no list");
-  check_messages(out.messages, file.string());
+    throw bad_messages(where, "\"tools\" is " + out.tools.kind_name() + ", no list");
+  check_messages(out.messages, where);
   return out;
 }
 

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/train/preflight/source.h"
@@ -21,9 +21,9 @@ struct Conversation {
 };
 
 chat::Value message_of(const std::string& role, const std::string& content);
-// A file of messages: a list of them, or an object with `messages` and perhaps `tools`, as a row of
-// a data set has. Throws Error(file_unreadable | bad_dataset), with the place.
-Conversation read_messages(const std::filesystem::path& file);
+// A list of messages, or an object with `messages` and perhaps `tools`, as a row of a data set has.
+// Throws Error(bad_dataset), which says `where` it stands.
+Conversation parse_messages(std::string_view text, const std::string& where);
 
 class ChatFormat {
  public:

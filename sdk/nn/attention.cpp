@@ -201,15 +201,8 @@ Tensor AttentionCoreImpl::forward(const Tensor& query, const Tensor& key, const 
   if (!is_training()) options.dropout = 0;
   std::shared_ptr<const Sequence> sequence = current_sequence();
   check(query, key, value, sequence.get());
-  if (detail::KeyValueCache* cache = detail::current_key_values()) {
-    const std::vector<PositionRun> runs = runs_of(sequence.get(), query.size(1));
-    if (runs.size() != 1 || (sequence && sequence->documents.defined()))
-      throw Error(ErrorCode::bad_module,
-                  "keys and values are kept for rows of one document that follow each other")
-          .help("make the SequenceScope of one run of rows, without documents");
-    cache->keep(*this, key, value, runs[0].position);
-    if (runs[0].position > 0) return cache->attend(*this, query, runs[0].position);
-  }
+  if (Tensor kept = detail::KeyValueScope::attend(*this, query, key, value); kept.defined())
+    return kept;
   if (method_ && !has_whole_samples(sequence.get(), query.size(1)))
     return method_->forward(query, key, value, options, sequence);
   // One document in order needs no mask, whatever else the sequence says.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <sstream>
 #include <utility>
 
 #include "ran.h"
@@ -339,6 +340,88 @@ TEST_CASE("chat: turns that leave the context are forgotten, and told; a long li
   CHECK(ran.out.find("the context of 64 tokens is full: the oldest 1 turn is forgotten") !=
         std::string::npos);
   CHECK(ran.out.find("the message is longer than the context of 64 tokens") != std::string::npos);
+}
+
+TEST_CASE("a file of prompts is answered row by row, as each row is alone") {
+  const ChatFolder folder;
+  const std::string model = quoted(folder.model), stops = " --stop-text zq --max-new 9";
+  std::string rows;
+  std::vector<json::value> alone;
+  for (const auto& [row, asked] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"id": "a", "prompt": "The first"})", "--prompt 'The first'"},
+           {R"({"tokens": [1, 2, 3], "text": "old"})", "--tokens 1,2,3"},
+           {R"({"messages": [{"role": "user", "content": "hi"}]})", "--chat hi"},
+           {R"({"prompt": "A longer one that was given later"})",
+            "--prompt 'A longer one that was given later'"},
+           {R"({"prompt": "é"})", "--prompt é"}}) {
+    rows += row + "\n\n";
+    alone.push_back(made(model + " " + asked + " --temperature 0.8 --top-k 40 --seed " +
+                         std::to_string(5 + alone.size()) +
+                         (asked.starts_with("--tokens") ? " --max-new 9" : stops)));
+  }
+  const fs::path file = folder.path / "rows.jsonl", out = folder.path / "out.jsonl";
+  put(file, rows);
+  const std::string asks = model + " --prompts " + quoted(file) + " --out " + quoted(out) +
+                           " --temperature 0.8 --top-k 40 --seed 5" + stops;
+  for (const std::string more :
+       {"", " --batch 1", " --batch 3",
+        " --batch 4 --nproc 2 --set distributed.strategy=fsdp2 --set distributed.tp_size=2",
+        " --nproc 2 --set distributed.strategy=fsdp2 --set distributed.pp_size=2"}) {
+    const Ran ran = run("generate " + asks + more, true);
+    INFO(more, "\n", ran.out);
+    REQUIRE(ran.status == 0);
+    CHECK(ran.out.find("5 prompts, ") != std::string::npos);
+    std::istringstream lines(contents(out));
+    size_t count = 0;
+    for (std::string line; std::getline(lines, line); ++count) {
+      REQUIRE(count < alone.size());
+      const json::value row = json::parse(line);
+      CAPTURE(line);
+      CHECK(row.at("new_ids") == alone[count].at("new_ids"));
+      CHECK(row.at("stopped") == alone[count].at("stopped"));
+      const std::string& asked = count == 2 ? "messages" : count == 1 ? "tokens" : "prompt";
+      CHECK(row.as_object().contains(asked));
+      for (size_t i = 0; i < row.at("log_probabilities").as_array().size(); ++i)
+        CHECK(
+            row.at("log_probabilities").at(i).as_double() ==
+            doctest::Approx(alone[count].at("log_probabilities").at(i).as_double()).epsilon(1e-5));
+    }
+    CHECK(count == alone.size());
+    CHECK(json::parse(contents(out).substr(0, contents(out).find('\n'))).at("id") == "a");
+    CHECK_FALSE(fs::exists(out.string() + ".part"));
+    fs::remove(out);
+  }
+}
+
+TEST_CASE("a file of prompts is refused with the line") {
+  const ChatFolder folder;
+  const fs::path file = folder.path / "rows.jsonl";
+  const std::string asks = quoted(folder.model) + " --prompts " + quoted(file),
+                    out = " --out " + quoted(folder.path / "o");
+  for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{
+           {"", "has no row"},
+           {"\n{\"prompt\": \"a\"}\n{\"prompt\": 1}\n", "rows.jsonl:3"},
+           {"{\"prompt\": \"a\"", "is no JSON object: at byte"},
+           {"[]", "is no JSON object"},
+           {"{}", "has neither \"prompt\" nor \"tokens\" nor \"messages\""},
+           {R"({"prompt": "a", "tokens": [1]})", "has \"prompt\" and \"tokens\""},
+           {R"({"tokens": [1, "a"]})", "no list of ids"},
+           {R"({"tokens": [999]})", "999"},
+           {R"({"messages": []})", "there is no message"}}) {
+    put(file, text);
+    const Ran ran = run("generate " + asks + out, true);
+    INFO(text, "\n", ran.out);
+    CHECK(ran.status != 0);
+    CHECK(ran.out.find(part) != std::string::npos);
+  }
+  put(file, "{\"prompt\": \"a\"}\n");
+  check_refused(
+      {{asks, 2, "--out says which"},
+       {asks + out + " --prompt b", 2, "--prompt and --prompts"},
+       {asks + out + " --json", 2, "JSON already"},
+       {asks + " --out " + quoted(file), 2, "is already there"},
+       {quoted(folder.model) + " --prompt a --batch 2", 2, "--batch is of --prompts"},
+       {quoted(folder.model) + " --prompts " + quoted(folder.path / "none") + out, 2, "none"}});
 }
 
 }  // namespace chat_test

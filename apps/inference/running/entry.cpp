@@ -6,8 +6,9 @@
 
 extern "C" MESHWRIGHT_API int meshwright_generate_rank(const void* request) {
   return meshwright::train::run_guarded([&](auto& ending) {
-    return meshwright::generate::generate_rank(
-        *static_cast<const meshwright::generate::Ask*>(request), ending);
+    const auto& ask = *static_cast<const meshwright::generate::Ask*>(request);
+    return ask.prompts ? meshwright::generate::prompts_rank(ask, ending)
+                       : meshwright::generate::generate_rank(ask, ending);
   });
 }
 

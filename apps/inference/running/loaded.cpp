@@ -20,6 +20,7 @@
 #include "engine/train/step/local_state.h"
 #include "engine/train/step/rank_agreement.h"
 #include "engine/train/step/stages.h"
+#include "sdk/base/files/hash.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 
@@ -146,7 +147,14 @@ Job job_of(const Source& source, const Request& request, const std::optional<Ada
 // What all ranks must mean alike.
 rendezvous::Facts facts_of(const Ask& ask, const std::vector<int64_t>& prompt) {
   std::string words;
-  for (int64_t id : prompt) words += std::to_string(id) + " ";
+  constexpr size_t kShown = 4096;
+  if (prompt.size() <= kShown) {
+    for (int64_t id : prompt) words += std::to_string(id) + " ";
+  } else {
+    base::Hash hash;
+    for (int64_t id : prompt) hash.add(id);
+    words = std::to_string(prompt.size()) + ", of hash " + base::to_hex(hash.value());
+  }
   return {{"the prompt's tokens", words},
           {"--max-new", std::to_string(ask.max_new)},
           {"--temperature", text::format("%f", ask.temperature)},

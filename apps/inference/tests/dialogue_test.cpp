@@ -99,7 +99,7 @@ TEST_CASE("/save writes what generate --messages reads, and replaces nothing") {
   REQUIRE(told.size() == 1);
   CHECK(told[0] == "wrote " + file.string() + ", 4 messages");
   Dialogue again(std::nullopt, [](const std::string&) {});
-  const auto read = meshwright::generate::read_messages(file);
+  const auto read = meshwright::generate::parse_messages(contents(file), file.string());
   CHECK(read.messages.as_list().size() == 4);
   CHECK(read.messages.as_list()[1].get("content")->as_string() == "Zürich\t\"");
   const std::string before = contents(file);

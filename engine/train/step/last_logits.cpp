@@ -1,8 +1,12 @@
 #include "engine/train/step/last_logits.h"
 
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "engine/models/running/causal_lm.h"
 #include "engine/train/step/logits.h"
@@ -24,39 +28,89 @@ LastLogits::LastLogits(Trainer& trainer, RunningModel& net) : trainer_(trainer),
   proven_ = dynamic_cast<const modules::CausalLMImpl*>(&module) != nullptr;
 }
 
-Tensor LastLogits::of(const Tensor& ids) {
-  const int64_t length = ids.size(1);
-  const auto* begin = ids.const_data_ptr<int64_t>();
-  // A text that is longer than the context has lost its first token: all positions are others. Of
-  // one that was read already the last token is computed again, for its logits.
-  const int64_t alike =
-      std::mismatch(read_.begin(), read_.end(), begin, begin + length).first - read_.begin();
-  const int64_t position = keeps_ ? std::min(alike, length - 1) : 0;
-  read_.assign(begin, begin + length);
-  computed_ = length - position;
-  if (!keeps_) return last_of(ids, 0);
-  Tensor out;
-  {
-    detail::KeyValueScope scope(cache_);
-    out = last_of(ids.narrow(1, position, length - position), position);
+Tensor LastLogits::of(const std::vector<Text>& texts) {
+  std::vector<Part> parts;
+  std::vector<std::vector<int64_t>> places;  // of each part's texts, among those given
+  std::optional<size_t> together;
+  computed_ = 0;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const auto& [number, ids] = texts[i];
+    std::vector<int64_t>& read = read_[number];
+    // A text that is longer than the context has lost its first token: all positions are others. Of
+    // one that was read already the last token is computed again, for its logits.
+    const auto alike = std::ranges::mismatch(read, ids).in1 - read.begin();
+    const auto length = static_cast<int64_t>(ids.size());
+    const int64_t position = keeps_ ? std::min<int64_t>(alike, length - 1) : 0;
+    read.assign(ids.begin(), ids.end());
+    computed_ += length - position;
+    const Tensor fresh = at::empty({1, length - position}, at::kLong);
+    std::copy(ids.begin() + position, ids.end(), fresh.mutable_data_ptr<int64_t>());
+    if (proven_ && position > 0 && position + 1 == length) {
+      if (together) {
+        Part& part = parts[*together];
+        part.texts.push_back(number);
+        part.positions.push_back(position);
+        part.ids = at::cat({part.ids, fresh});
+        places[*together].push_back(static_cast<int64_t>(i));
+        continue;
+      }
+      together = parts.size();
+    }
+    parts.push_back({{number}, {position}, fresh});
+    places.push_back({static_cast<int64_t>(i)});
   }
-  if (position == 0 || proven_) return out;
-  // Another's model may mix positions beside its attention cores: its first token is computed
-  // both ways.
+  Tensor out;
+  for (size_t p = 0; p < parts.size(); ++p) {
+    Tensor found = last_of(parts[p]);
+    if (!proven_ && keeps_ && parts[p].positions.front() > 0)
+      found = proven(texts[static_cast<size_t>(places[p].front())], found);
+    if (parts.size() == 1) return found;
+    if (!out.defined())
+      out = at::empty({static_cast<int64_t>(texts.size()), found.size(1)}, found.options());
+    for (size_t i = 0; i < places[p].size(); ++i)
+      out.select(0, places[p][i]).copy_(found.select(0, static_cast<int64_t>(i)));
+  }
+  return out;
+}
+
+Tensor LastLogits::of(const Tensor& ids) {
+  const std::span<const int64_t> text(ids.const_data_ptr<int64_t>(),
+                                      static_cast<size_t>(ids.size(1)));
+  return of(std::vector<Text>{{0, text}}).unsqueeze(1);
+}
+
+void LastLogits::drop(int64_t text) {
+  read_.erase(text);
+  cache_.drop(text);
+}
+
+// Another's model may mix positions beside its attention cores: its first token is computed both
+// ways. Collective; gives what is right.
+Tensor LastLogits::proven(const Text& text, const Tensor& found) {
   proven_ = true;
-  const Tensor whole = last_of(ids, 0);
-  const bool same = (out - whole).abs().max().item<double>() <=
+  const Tensor ids = at::empty({1, static_cast<int64_t>(text.ids.size())}, at::kLong);
+  std::ranges::copy(text.ids, ids.mutable_data_ptr<int64_t>());
+  keeps_ = false;
+  const Tensor whole = last_of({{text.number}, {0}, ids});
+  const bool same = (found - whole).abs().max().item<double>() <=
                     tolerance() * std::max(1.0, whole.abs().max().item<double>());
   Tensor others = at::full({1}, same ? 0 : 1, at::kLong).to(trainer_.world().device());
   trainer_.world().everyone()->all_reduce(others, ReduceOp::sum, /*control=*/true).wait();
   keeps_ = others.item<int64_t>() == 0;
-  return keeps_ ? out : whole;
+  return keeps_ ? found : whole;
 }
 
-// No others are read.
-Tensor LastLogits::last_of(const Tensor& ids, int64_t position) {
-  const Tensor all = train::logits_of(trainer_, net_, ids, position);
-  return detail::read_by_host(*trainer_.world().everyone(), all.narrow(1, all.size(1) - 1, 1))
+Tensor LastLogits::last_of(const Part& part) {
+  std::optional<detail::KeyValueScope> scope;
+  if (keeps_) {
+    std::vector<detail::KeyValuePlace> places;
+    for (size_t i = 0; i < part.texts.size(); ++i)
+      places.push_back({part.texts[i], part.positions[i]});
+    scope.emplace(cache_, std::move(places));
+  }
+  const Tensor all = train::logits_of(trainer_, net_, part.ids, part.positions);
+  // No other positions are read.
+  return detail::read_by_host(*trainer_.world().everyone(), all.select(1, all.size(1) - 1))
       .to(at::TensorOptions().dtype(at::kFloat).device(at::kCPU));
 }
 

@@ -1,10 +1,12 @@
-// The logits of a text's last position, of texts that mostly begin as the one before did: keys and
-// values of what was read stay, and the model computes what is new.
+// The logits of the last position of texts that mostly begin as they did before: keys and values of
+// what was read stay, and the model computes what is new.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
+#include <span>
 #include <vector>
 
 #include "meshwright/model/running_model.h"
@@ -18,19 +20,35 @@ class LastLogits {
  public:
   LastLogits(Trainer& trainer, RunningModel& net);
 
-  // Collective. ids [1, length] int64 on the CPU; gives [1, 1, vocabulary] on the host.
+  // A text under the number that it keeps until it is dropped.
+  struct Text {
+    int64_t number = 0;
+    std::span<const int64_t> ids;  // at least one
+  };
+  // Collective. Gives float32 [texts, vocabulary] on the host. Texts with one new token each are
+  // one forward; every other one has its own.
+  at::Tensor of(const std::vector<Text>& texts);
+  // Collective. The same for text 0: ids [1, length] int64 on the CPU; gives [1, 1, vocabulary].
   at::Tensor of(const at::Tensor& ids);
-  // How many of the ids of the last text were read anew.
+  // Gives back what is kept of a text that has ended.
+  void drop(int64_t text);
+  // How many ids were read anew by the last call.
   int64_t computed() const { return computed_; }
 
  private:
-  at::Tensor last_of(const at::Tensor& ids, int64_t position);
+  struct Part {
+    std::vector<int64_t> texts, positions;
+    at::Tensor ids;  // [texts, rows]: the new ones
+  };
+  // Of one forward; positions of 0 read anew.
+  at::Tensor last_of(const Part& part);
+  at::Tensor proven(const Text& text, const at::Tensor& found);
   double tolerance() const;
 
   Trainer& trainer_;
   RunningModel& net_;
   detail::KeyValueCache cache_;
-  std::vector<int64_t> read_;
+  std::map<int64_t, std::vector<int64_t>> read_;  // by text
   int64_t computed_ = 0;
   bool keeps_ = false, proven_ = false;
 };

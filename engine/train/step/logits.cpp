@@ -1,9 +1,12 @@
 #include "engine/train/step/logits.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -141,6 +144,16 @@ std::shared_ptr<Sequence> rows_from(int64_t position, int64_t rows) {
   out->rows = {{position, rows}};
   return out;
 }
+// From a position of its own in each sample.
+std::shared_ptr<Sequence> rows_from(const std::vector<int64_t>& positions, int64_t rows,
+                                    const at::Device& device) {
+  if (positions.empty()) return rows_from(0, rows);
+  std::shared_ptr<Sequence> out = rows_from(std::ranges::max(positions), rows);
+  if (std::ranges::min(positions) < std::ranges::max(positions))
+    out->positions =
+        at::tensor(positions, at::kLong).unsqueeze(1).add(at::arange(rows, at::kLong)).to(device);
+  return out;
+}
 
 std::shared_ptr<const Sequence> whole_sequence(int64_t length, const Tensor& documents = {},
                                                const Tensor& positions = {},
@@ -260,7 +273,7 @@ namespace {
 
 // Through all stages, and the last one's back to all.
 Tensor logits_over_stages(Trainer& trainer, RunningModel& net, const Tensor& ids,
-                          int64_t position) {
+                          const std::vector<int64_t>& positions) {
   c10::NoGradGuard no_grad;
   Stages& stages = *trainer.stages();
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
@@ -268,11 +281,12 @@ Tensor logits_over_stages(Trainer& trainer, RunningModel& net, const Tensor& ids
                 ranks = tensor_parallel ? tensor_parallel->group()->size() : 1,
                 padded = (length + ranks - 1) / ranks * ranks;
   const Tensor input = at::constant_pad_nd(ids.to(trainer.world().device()), {0, padded - length});
+  const std::shared_ptr<const Sequence> sequence = rows_from(positions, padded, input.device());
   const bool cut = plan::cuts_sequence(trainer.plan().tp);
   Tensor last = stages.forward(
       trainer.model(), {ids.size(0), cut ? padded / ranks : padded, trainer.outline().hidden_size},
       [&](int64_t, int64_t, const Tensor& hidden) {
-        SequenceScope scope(rows_from(position, padded));
+        SequenceScope scope(sequence);
         return net.forward(current_stage().first ? input : hidden);
       });
   if (!last.defined())
@@ -287,15 +301,17 @@ Tensor logits_over_stages(Trainer& trainer, RunningModel& net, const Tensor& ids
   return last;
 }
 
-Tensor logits_here(Trainer& trainer, RunningModel& net, const Tensor& ids, int64_t position) {
-  if (trainer.stages() != nullptr) return logits_over_stages(trainer, net, ids, position);
+Tensor logits_here(Trainer& trainer, RunningModel& net, const Tensor& ids,
+                   const std::vector<int64_t>& positions) {
+  if (trainer.stages() != nullptr) return logits_over_stages(trainer, net, ids, positions);
   Tensor input = ids.to(trainer.world().device());
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
   // Every rank of cp computes the whole text.
   auto run = [&](const Tensor& whole) {
     std::optional<SequenceScope> scope;
-    if (trainer.model().context_parallel() || position > 0)
-      scope.emplace(rows_from(position, whole.size(1)));
+    if (trainer.model().context_parallel() ||
+        std::ranges::any_of(positions, [](int64_t position) { return position > 0; }))
+      scope.emplace(rows_from(positions, whole.size(1), whole.device()));
     return net.forward(whole);
   };
   if (!tensor_parallel) return run(input);
@@ -308,8 +324,9 @@ Tensor logits_here(Trainer& trainer, RunningModel& net, const Tensor& ids, int64
 
 }  // namespace
 
-Tensor logits_of(Trainer& trainer, RunningModel& net, const Tensor& ids, int64_t position) {
-  Tensor out = logits_here(trainer, net, ids, position);
+Tensor logits_of(Trainer& trainer, RunningModel& net, const Tensor& ids,
+                 const std::vector<int64_t>& positions) {
+  Tensor out = logits_here(trainer, net, ids, positions);
   const int64_t vocabulary = trainer.outline().vocab_size;
   if (out.dim() != 3 || out.size(0) != ids.size(0) || out.size(2) != vocabulary)
     throw Error(ErrorCode::plugin_nonconforming,

@@ -123,10 +123,10 @@ MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& ba
 
 // Collective. ids: [batch, length] on any device, any length; gives [batch, length, vocabulary] on
 // every rank, without gradients. Under a pipeline those of the last position alone, [batch, 1,
-// vocabulary]. `position`: of the first id, where what lies before it has been kept
-// (KeyValueScope).
+// vocabulary]. `positions`: of each sample's first id, where what lies before it has been kept
+// (KeyValueScope); empty: 0.
 at::Tensor logits_of(Trainer& trainer, RunningModel& net, const at::Tensor& ids,
-                     int64_t position = 0);
+                     const std::vector<int64_t>& positions = {});
 // What to tell whoever has text written on ranks that share samples; empty: nothing.
 std::string whole_text_notice(Trainer& trainer);
 

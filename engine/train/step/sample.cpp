@@ -20,6 +20,29 @@ namespace meshwright::generate {
 
 using at::Tensor;
 
+NextToken next_token(std::span<float> logits, std::span<const int64_t> text,
+                     const Sampling& sampling, uint64_t seed, int64_t step, bool log_probability) {
+  if (std::ranges::any_of(logits, [](float v) {
+        return std::isnan(v) || v == std::numeric_limits<float>::infinity();
+      }))
+    throw Error(ErrorCode::nonfinite,
+                "the logits of generated token " + std::to_string(step) + " are not finite");
+  std::vector<float> as_given;
+  if (log_probability) as_given.assign(logits.begin(), logits.end());
+  penalize(logits, text, sampling.repetition_penalty);
+  NextToken out{std::ranges::max_element(logits) - logits.begin()};
+  if (sampling.temperature > 0) {
+    const auto at = static_cast<uint64_t>(step);
+    const modules::PhiloxBits bits = modules::philox(
+        {static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), 0x53414D50U, 0},
+        static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+    const uint64_t wide = (uint64_t{bits[0]} << 32 | bits[1]) >> 11;
+    out.id = draw(weigh(logits, sampling), static_cast<double>(wide) * 0x1p-53);
+  }
+  if (log_probability) out.log_probability = generate::log_probability(as_given, out.id);
+  return out;
+}
+
 std::vector<int64_t> generate_tokens(const LogitsOf& logits_of, std::vector<int64_t> prompt,
                                      const GenerateOptions& options) {
   if (prompt.empty()) refuse_to_generate("the prompt is empty");
@@ -39,29 +62,14 @@ std::vector<int64_t> generate_tokens(const LogitsOf& logits_of, std::vector<int6
                         .flatten()
                         .to(at::TensorOptions().dtype(at::kFloat).device(at::kCPU))
                         .contiguous();
-    std::span<float> values(logits.mutable_data_ptr<float>(), static_cast<size_t>(logits.numel()));
-    if (std::ranges::any_of(values, [](float v) {
-          return std::isnan(v) || v == std::numeric_limits<float>::infinity();
-        }))
-      throw Error(ErrorCode::nonfinite,
-                  "the logits of generated token " + std::to_string(step) + " are not finite");
-    std::vector<float> as_given;
-    if (options.log_probabilities != nullptr) as_given.assign(values.begin(), values.end());
-    penalize(values, tokens, sampling.repetition_penalty);
-    int64_t next = std::ranges::max_element(values) - values.begin();
-    if (sampling.temperature > 0) {
-      uint64_t at = static_cast<uint64_t>(step);
-      modules::PhiloxBits bits = modules::philox(
-          {static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), 0x53414D50U, 0},
-          static_cast<uint32_t>(options.seed), static_cast<uint32_t>(options.seed >> 32));
-      uint64_t wide = (uint64_t{bits[0]} << 32 | bits[1]) >> 11;
-      next = draw(weigh(values, sampling), static_cast<double>(wide) * 0x1p-53);
-    }
+    const NextToken next =
+        next_token({logits.mutable_data_ptr<float>(), static_cast<size_t>(logits.numel())}, tokens,
+                   sampling, options.seed, step, options.log_probabilities != nullptr);
     if (options.log_probabilities != nullptr)
-      options.log_probabilities->push_back(log_probability(as_given, next));
-    tokens.push_back(next);
-    if (options.each) options.each(next);
-    if (std::find(options.stop.begin(), options.stop.end(), next) != options.stop.end()) break;
+      options.log_probabilities->push_back(next.log_probability);
+    tokens.push_back(next.id);
+    if (options.each) options.each(next.id);
+    if (std::find(options.stop.begin(), options.stop.end(), next.id) != options.stop.end()) break;
     if (options.enough && options.enough()) break;
   }
   return {tokens.begin() + static_cast<std::ptrdiff_t>(given), tokens.end()};

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,16 @@ struct GenerateOptions {
 
   Sampling sampling() const { return {temperature, top_k, top_p, min_p, repetition_penalty}; }
 };
+
+// The token behind `text`, the ids so far, of which `step` are new, and its natural logarithm of
+// probability in the logits as they were given, before the penalty. Changes the logits. Throws
+// Error(nonfinite) where they are not numbers.
+struct NextToken {
+  int64_t id = 0;
+  double log_probability = 0;  // 0 unless it is wanted
+};
+NextToken next_token(std::span<float> logits, std::span<const int64_t> text,
+                     const Sampling& sampling, uint64_t seed, int64_t step, bool log_probability);
 
 // The new tokens, without the prompt. Throws Error(out_of_range) for an empty prompt, a context
 // below 1, and as check_sampling() does; Error(nonfinite) when the logits are not numbers.

@@ -69,12 +69,12 @@ TEST_CASE("rows over keys that were kept are those of all rows at once, however 
       AttentionCore core(AttentionOptions{.scale = 0.25, .window = window});
       const Tensor whole = core(query, key, value);
       meshwright::detail::KeyValueCache cache;
-      const meshwright::detail::KeyValueScope keeps(cache);
       auto rows = [&](int64_t from, int64_t count) {
         auto sequence = std::make_shared<Sequence>();
         sequence->length = from + count;
         sequence->rows = {{from, count}};
         const SequenceScope scope(sequence);
+        const meshwright::detail::KeyValueScope keeps(cache, {{0, from}, {1, from}});
         return core(query.narrow(1, from, count), key.narrow(1, from, count),
                     value.narrow(1, from, count));
       };
@@ -84,6 +84,15 @@ TEST_CASE("rows over keys that were kept are those of all rows at once, however 
                {0, 37}, {37, 1}, {38, 100}, {138, 1}, {100, 50}, {150, 149}, {299, 1}})
         CHECK((rows(from, count) - whole.narrow(1, from, count)).abs().max().item<double>() <=
               most);
+      // Texts of unlike lengths in one forward: each has the values that it has alone.
+      auto at = [](const Tensor& t) {
+        return at::cat({t.narrow(0, 1, 1).narrow(1, 290, 3), t.narrow(0, 0, 1).narrow(1, 120, 3)});
+      };
+      const meshwright::detail::KeyValueScope unlike(cache, {{1, 290}, {0, 120}});
+      CHECK((core(at(query), at(key), at(value)) - at(whole)).abs().max().item<double>() <= most);
+      CHECK_THROWS_WITH_AS(core(query.narrow(0, 0, 1), key.narrow(0, 0, 1), value.narrow(0, 0, 1)),
+                           doctest::Contains("kept of 2 texts, but attention got 1 samples"),
+                           Error);
     }
 }
 

@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
+#include <vector>
 
 #include "engine/train/step/last_logits.h"
 #include "engine/train/step/sample.h"
@@ -140,6 +142,60 @@ TEST_CASE("text: a model of somebody else's is tried, and read anew where it mix
         for (int64_t length = 5; rows.size() < 31; ++length)
           rows.push_back(length <= kContext ? 1 : kContext);
       CHECK(made.rows == rows);
+    });
+  }
+}
+
+TEST_CASE("text: texts of unlike lengths that go on together have the logits of each alone") {
+  TestFolder folder("text_together");
+  SmallModel windowed{"windowed", "MistralForCausalLM", "mistral", 32, 4, 2, kVocabulary};
+  windowed.more = R"(, "num_hidden_layers": 4, "sliding_window": 6)";
+  const std::string model = write_model(folder.path, windowed);
+  for (const OnMesh& mesh : std::vector<OnMesh>{kAlone,
+                                                {2, {}},
+                                                {2, {kTp2, kSequence}},
+                                                {2, {kCp2}},
+                                                {2, {kPp2}},
+                                                {4, {kTp2, kSequence, kPp2}}}) {
+    CAPTURE(mesh.sets);
+    run_ranks(mesh.ranks, [&](const std::shared_ptr<World>& world) {
+      Rank rank(staged_layout(model, mesh), world);
+      rank.initialize();
+      modules::RunningCausalLM net(rank.net);
+      net.module()->eval();
+      const c10::NoGradGuard no_grad;
+      rank.trainer.model().summon_full_parameters([&] {
+        generate::LastLogits together(rank.trainer, net);
+        std::map<int64_t, std::vector<int64_t>> texts;
+        auto begin = [&](int64_t number, int64_t length) {
+          for (int64_t i = 0; i < length; ++i)
+            texts[number].push_back((number * 31 + i * i * 7) % kVocabulary);
+        };
+        // One text ends while the others go on, and another begins.
+        begin(0, 3);
+        begin(1, 9);
+        for (int64_t step = 0; step < 8; ++step) {
+          if (step == 2) begin(2, 5);
+          if (step == 5) {
+            texts.erase(1);
+            together.drop(1);
+          }
+          std::vector<generate::LastLogits::Text> given;
+          for (const auto& [number, ids] : texts) given.push_back({number, ids});
+          const Tensor found = together.of(given);
+          for (size_t i = 0; i < given.size(); ++i) {
+            CAPTURE(step);
+            CAPTURE(given[i].number);
+            generate::LastLogits alone(rank.trainer, net);
+            const Tensor truth = alone.of({given[i]}).select(0, 0);
+            CHECK((found.select(0, static_cast<int64_t>(i)) - truth).abs().max().item<double>() <=
+                  1e-5 * truth.abs().max().item<double>());
+            texts[given[i].number].push_back(truth.argmax().item<int64_t>());
+          }
+          // Of texts that have begun one row each is computed.
+          if (step > 2) CHECK(together.computed() == static_cast<int64_t>(given.size()));
+        }
+      });
     });
   }
 }
