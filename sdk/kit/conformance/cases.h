@@ -38,6 +38,5 @@ void* symbol_of_training(const char* name, Report& report);
 using Say = void (*)(void*, const char*);
 inline void say_fail(void* to, const char* text) { static_cast<Report*>(to)->fail(text); }
 inline void say_note(void* to, const char* text) { static_cast<Report*>(to)->note(text, 1); }
-inline void say_skip(void* to, const char* text) { static_cast<Report*>(to)->skip(text); }
 
 }  // namespace meshwright::conformance
