@@ -10,6 +10,7 @@
 #include "meshwright/components.h"
 #include "meshwright/options.h"
 #include "meshwright/outline.h"
+#include "meshwright/tp_plan.h"
 
 namespace meshwright {
 
@@ -58,6 +59,23 @@ namespace tp {
 MESHWRIGHT_API void register_plans(const meshwright_strategy& strategy);
 // Those and the built-in ones, sorted. Thread-safe.
 MESHWRIGHT_API std::vector<std::string> plan_names();
+// Whether a module of this kind can have the style. Matrices and tables are cut, and of a module
+// of the model's own what it holds itself, by rows of heads, without anything to send.
+inline bool can_have(ModuleKind kind, const TpStyle& style) {
+  switch (style.kind) {
+    case TpStyleKind::column:
+      if (kind == ModuleKind::other && style.output == TpLayout::shard_last) return true;
+      [[fallthrough]];
+    case TpStyleKind::row:
+      return kind == ModuleKind::linear || kind == ModuleKind::embedding;
+    case TpStyleKind::sequence:
+    case TpStyleKind::sequence_all_gather:
+      return kind == ModuleKind::norm || kind == ModuleKind::other;
+    case TpStyleKind::rotary:
+      return kind == ModuleKind::rotary;
+  }
+  return false;
+}
 
 }  // namespace tp
 

@@ -25,24 +25,6 @@ MESHWRIGHT_API void check_heads(const ModelOutline& outline, int64_t tp_size);
 
 namespace meshwright::tp {
 
-// Whether a module of this kind can have the style. Matrices and tables are cut, and of a module
-// of the model's own what it holds itself, by rows of heads, without anything to send.
-inline bool can_have(ModuleKind kind, const TpStyle& style) {
-  switch (style.kind) {
-    case TpStyleKind::column:
-      if (kind == ModuleKind::other && style.output == TpLayout::shard_last) return true;
-      [[fallthrough]];
-    case TpStyleKind::row:
-      return kind == ModuleKind::linear || kind == ModuleKind::embedding;
-    case TpStyleKind::sequence:
-    case TpStyleKind::sequence_all_gather:
-      return kind == ModuleKind::norm || kind == ModuleKind::other;
-    case TpStyleKind::rotary:
-      return kind == ModuleKind::rotary;
-  }
-  return false;
-}
-
 // The modules of layers in which columns leave what they give cut: heads, or a part of an MLP.
 class CutBlocks {
  public:

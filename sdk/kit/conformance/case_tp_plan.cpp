@@ -7,7 +7,6 @@
 #include "sdk/base/checks.h"
 #include "sdk/kit/conformance/cases.h"
 #include "sdk/kit/conformance/probe.h"
-#include "sdk/planning/tp_tables.h"
 
 namespace meshwright::conformance {
 namespace {
