@@ -84,17 +84,21 @@ logged python3 -m auditwheel show --json "$unmarked" >"$work/report"
 sed -nE 's#^ *"(lib[^"]*)": "(/[^"]*)",?$#\1 \2#p' "$work/report" | while read -r name path; do
   # shellcheck disable=SC2254  # the names are globs
   for pattern in "${of_torch[@]}"; do case $name in $pattern) continue 2 ;; esac; done
-  package=$(dpkg -S "$(realpath "$path")" | cut -d: -f1) ||
+  file=$(realpath "$path")
+  package=$({ dpkg -S "$file" "${file#/usr}" 2>/dev/null || true; } | sed -n '1s/:.*//p')  # some say /lib where it lies in /usr/lib
+  [ -n "$package" ] ||
     die "$path is bundled, but of no Debian package that has its licence: link Debian's library"
   source=$(dpkg-query -Wf '${source:Package}\n' "$package" | head -1)
-  cp "/usr/share/doc/$package/copyright" "$info/licenses/$source.txt"
+  # Without the lists of the files that each notice is of, which for Boost are 2 MB.
+  awk 'BEGIN { RS = ""; ORS = "\n\n" } { gsub(/(^|\n)Files:[^\n]*(\n [^\n]*)*/, ""); sub(/^\n/, "") } !seen[$0]++' \
+    "/usr/share/doc/$package/copyright" >"$info/licenses/$source.txt"
 done
 for file in "$info"/licenses/*.txt; do echo "License-File: ${file##*/}"; done >"$work/licenses"
 sed -i "/^License-File: LICENSE$/r $work/licenses" "$info/METADATA"
 pack
 
 # The oldest C library that the symbols allow is in the tag; python/meshwright/_library.py reads it there.
-logged python3 -m auditwheel repair "${of_torch[@]/#/--exclude=}" -w "$work/repaired" "$unmarked" >/dev/null
+logged python3 -m auditwheel repair -z 9 "${of_torch[@]/#/--exclude=}" -w "$work/repaired" "$unmarked" >/dev/null
 made=$(echo "$work"/repaired/*.whl)
 mkdir -p "$output"
 mv "$made" "$output"

@@ -48,6 +48,7 @@ metadata = (info / "METADATA").read_text()
 named = re.findall("^License-File: (.+)$", metadata, re.M)
 assert sorted(named) == sorted(file.name for file in (info / "licenses").iterdir()), f"METADATA names {named}"
 projects = ["lib" + re.sub(r"^lib|[0-9.]*\.txt$", "", name) for name in named]  # boost1.81.txt: libboost
+projects += ["libtinfo"] if "ncurses.txt" in named else []
 libraries = [file.name for file in (site / "meshwright.libs").iterdir()]
 unlicensed = [name for name in libraries if not name.startswith(tuple(projects))]
 assert libraries and not unlicensed, f"without a licence: {unlicensed}"
