@@ -47,34 +47,25 @@ std::string shown_name(const DataSet& one) {
   return one.name + (one.part.empty() ? "" : " (" + one.part + ")");
 }
 
-// Options that a plugin's table has once for all that it reads: carried where all agree.
-void grant_wishes(Migrator& m, const std::string& table, const std::vector<DataSet>& sets,
-                  const Leaf& from) {
+// Options of rows and of texts: what all that a plugin reads agree on goes into its table, of which
+// they lose it. What is left is each one's own.
+void grant_common_wishes(Migrator& m, const std::string& table, std::vector<DataSet>& sets,
+                         const Leaf& from) {
   for (const bool text : {false, true}) {
-    std::vector<const DataSet*> readers;
-    for (const DataSet& one : sets)
+    std::vector<DataSet*> readers;
+    for (DataSet& one : sets)
       if (one.text == text) readers.push_back(&one);
-    std::set<std::string> keys;
-    for (const DataSet* one : readers)
-      for (const auto& [key, wish] : one->wishes) keys.insert(key);
-    const std::string own = table + (text ? kTextTable : kRowTable);
-    for (const std::string& key : keys) {
-      const DataSet::Wish* first = nullptr;
-      bool same = true;
-      for (const DataSet* one : readers) {
-        auto at = one->wishes.find(key);
-        if (at == one->wishes.end()) {
-          same = false;
-          continue;
-        }
-        if (first == nullptr) first = &at->second;
-        same = same && to_toml(at->second.value) == to_toml(first->value);
-      }
-      if (same)
-        m.set(own + "." + key, first->value, from, first->why);
-      else if (key != "format")  // else each data set's first row says what its rows are
-        m.left(first->from, "[" + own + "] holds for all that it reads, and others have another " +
-                                key + ": make the rows alike");
+    if (readers.empty()) continue;
+    const std::map<std::string, DataSet::Wish> first = readers[0]->wishes;
+    for (const auto& [key, wish] : first) {
+      const std::string value = to_toml(wish.value);
+      if (!std::ranges::all_of(readers, [&](const DataSet* one) {
+            auto at = one->wishes.find(key);
+            return at != one->wishes.end() && to_toml(at->second.value) == value;
+          }))
+        continue;
+      m.set(table + (text ? kTextTable : kRowTable) + "." + key, wish.value, from, wish.why);
+      for (DataSet* one : readers) one->wishes.erase(key);
     }
   }
 }
@@ -119,7 +110,7 @@ DataSet data_set_of(const Value& item) {
 
 bool read_data_sets(Migrator& m, const std::string& table, std::vector<DataSet> sets,
                     const Leaf& from, const std::string& why) {
-  grant_wishes(m, table, sets, from);
+  grant_common_wishes(m, table, sets, from);
   const bool mixes = table == "dataset";
   const bool rows = std::ranges::any_of(sets, [](const DataSet& one) { return !one.text; });
   if (sets.size() == 1 && sets[0].files.size() < 2 && !sets[0].epochs) {
@@ -148,6 +139,10 @@ bool read_data_sets(Migrator& m, const std::string& table, std::vector<DataSet> 
     else if (files.size() > 1 && weighs)
       reason += "; its weight is divided among its files";
     hub = hub || on_hub(one);
+    std::vector<Migrator::Own> own;
+    for (const auto& [key, wish] : one.wishes)
+      own.push_back(
+          {list + (one.text ? kTextTable : kRowTable), key, wish.value, wish.from, wish.why});
     for (const Value& file : files) {
       const std::string& path = file.text;
       std::vector<std::pair<std::string, Value>> keys = {
@@ -158,7 +153,7 @@ bool read_data_sets(Migrator& m, const std::string& table, std::vector<DataSet> 
         keys.emplace_back("weight", number_value(*one.weight / static_cast<double>(files.size())));
       else if (mixes)
         keys.emplace_back("epochs", number_value(one.epochs.value_or(1)));
-      m.add(list, std::move(keys), {from.key, one.place, Value(shown_name(one))}, reason);
+      m.add(list, std::move(keys), {from.key, one.place, Value(shown_name(one))}, reason, own);
     }
   }
   if (hub) m.want(list + ".path", std::string(kDataOfHub) + " and leave them where each path says");

@@ -117,8 +117,13 @@ void about_rows(Migrator& m, const std::string& table, const Value& rows, const 
     } else if (is("roles_to_train") && items_of(entry.value).size() == 1 &&
                items_of(entry.value)[0].text == "assistant") {
       wish("train_on", Value("assistant"));
+    } else if (is("chat_template") && text == "chatml") {
+      wish("chat_template", Value("chatml"));
     } else if (is("chat_template") && text == "tokenizer_default") {
-      continue;
+      // Only where the file says another one for all.
+      if (const Leaf* all = m.find("chat_template");
+          is_text(all) && text::normal(all->value.text) != text)
+        wish("chat_template", Value("auto"));
     } else {
       m.left(part, "nothing of [dataset.jsonl] corresponds");
     }

@@ -20,6 +20,11 @@ std::string one_line(std::string text) {
   return text;
 }
 
+// The comment behind a value that is a guess.
+std::string comment_of(const std::string& why) {
+  return why.empty() ? "" : "  # guessed: " + one_line(why);
+}
+
 std::string shown(const Value& value) { return shortened(to_toml(value), 80); }
 
 // The row of foreign.cpp that a key of theirs stands in; empty: in none, or in one of several names
@@ -151,8 +156,9 @@ void Migrator::set(const std::string& key, Value value, const Leaf& from, const 
 }
 
 void Migrator::add(const std::string& list, std::vector<std::pair<std::string, Value>> keys,
-                   const Leaf& from, const std::string& why) {
-  items_.push_back({list, std::move(keys), from, why});
+                   const Leaf& from, const std::string& why, std::vector<Own> own) {
+  std::ranges::stable_sort(own, {}, &Own::table);
+  items_.push_back({list, std::move(keys), from, why, std::move(own)});
 }
 
 bool Migrator::reads(const std::string& table) const {
@@ -357,13 +363,17 @@ std::string Migrator::tables() const {
   each_set([&](const OptionSchema& schema, const char* name, const std::string&, const Set& set) {
     if (current != &schema) text += "\n[" + schema.table + "]\n";
     current = &schema;
-    text += std::string(name) + " = " + to_toml(set.value) +
-            (set.why.empty() ? "" : "  # guessed: " + one_line(set.why)) + "\n";
+    text += std::string(name) + " = " + to_toml(set.value) + comment_of(set.why) + "\n";
   });
   for (const Item& item : items_) {
-    text += "\n[[" + item.list + "]]" +
-            (item.why.empty() ? "" : "  # guessed: " + one_line(item.why)) + "\n";
+    text += "\n[[" + item.list + "]]" + comment_of(item.why) + "\n";
     for (const auto& [key, value] : item.keys) text += key + " = " + to_toml(value) + "\n";
+    std::string table;
+    for (const Own& own : item.own) {
+      if (own.table != table) text += "\n[" + own.table + "]\n";
+      table = own.table;
+      text += own.key + " = " + to_toml(own.value) + comment_of(own.why) + "\n";
+    }
   }
   return text;
 }
@@ -436,6 +446,12 @@ void Migrator::account() {
               "[[" + item.list + "]] " + text::join(keys, ", ")};
     if (!item.why.empty()) line.text += ": " + item.why;
     (item.why.empty() ? out_.carried : out_.guessed).push_back(std::move(line));
+    for (const Own& own : item.own)
+      (own.why.empty() ? out_.carried : out_.guessed)
+          .push_back({own.from.key, own.from.place.line, shown(own.from.value),
+                      own.table + "." + own.key + " = " + to_toml(own.value) + " of " +
+                          to_toml(item.keys.front().second) +
+                          (own.why.empty() ? "" : ": " + own.why)});
   }
 }
 

@@ -87,9 +87,17 @@ class Migrator {
   // Where two keys of theirs are one of ours, the first one counts. `why`: it is a guess.
   void set(const std::string& key, Value value, const Leaf& from, const std::string& why = {});
   bool is_set(const std::string& key) const { return set_.contains(key); }
-  // One table more of a list, [[dataset.mix]], with its keys in this order.
+  // A key of a table below an item of a list, [dataset.mix.jsonl]; `why`: it is a guess.
+  struct Own {
+    std::string table, key;
+    Value value;
+    Leaf from;
+    std::string why = {};
+  };
+  // One table more of a list, [[dataset.mix]], with its keys in this order, and with those of
+  // tables below itself, which stand in the order of their names.
   void add(const std::string& list, std::vector<std::pair<std::string, Value>> keys,
-           const Leaf& from, const std::string& why);
+           const Leaf& from, const std::string& why, std::vector<Own> own = {});
   // Whether [dataset] or [validation_dataset] names data.
   bool reads(const std::string& table) const;
   void unset(const std::string& key) { set_.erase(key); }
@@ -147,6 +155,7 @@ class Migrator {
     std::vector<std::pair<std::string, Value>> keys;
     Leaf from;
     std::string why;
+    std::vector<Own> own;
   };
 
   // What has the same name here, or stands in the table of names.

@@ -13,6 +13,7 @@
 #include "engine/config/config.h"
 #include "engine/config/describe.h"
 #include "engine/config/source.h"
+#include "engine/config/sources.h"
 #include "engine/config/toml_value.h"
 #include "plugins/fully_sharded/options.h"
 #include "plugins/jsonl/options.h"
@@ -63,16 +64,29 @@ inline std::string value(const Config& config, const std::string& key) {
   return to_toml(config.table(key.substr(0, dot)).value(key.substr(dot + 1)));
 }
 
-// The tables of a list, each as its keys that are set: "name = \"a\", epochs = 1".
+// The keys of a table that are set: "name = \"a\", epochs = 1".
+inline std::string given_keys(const Options& table) {
+  std::vector<std::string> keys;
+  for (const meshwright_option* option : table.schema().options)
+    if (table.is_given(option->name))
+      keys.push_back(std::string(option->name) + " = " + to_toml(table.value(option->name)));
+  return text::join(keys, ", ");
+}
+
 inline std::vector<std::string> listed(const Config& config, const std::string& list) {
   std::vector<std::string> out;
-  for (const Options& one : config.list(list)) {
-    std::vector<std::string> keys;
-    for (const meshwright_option* option : one.schema().options)
-      if (one.is_given(option->name))
-        keys.push_back(std::string(option->name) + " = " + to_toml(one.value(option->name)));
-    out.push_back(text::join(keys, ", "));
-  }
+  for (const Options& one : config.list(list)) out.push_back(given_keys(one));
+  return out;
+}
+
+// What sources of lists say in tables below themselves, each behind the source's name.
+inline std::vector<std::string> own_options(const Config& config) {
+  std::vector<std::string> out;
+  for (const char* list : {kMixTable, kSetTable})
+    for (const auto& [name, tables] : lists_below_tables(config, list))
+      for (size_t i = 0; i < tables->size(); ++i)
+        if (const std::string keys = given_keys((*tables)[i]); !keys.empty())
+          out.push_back(config.list(list)[i].get_string("name") + ": " + keys);
   return out;
 }
 

@@ -288,6 +288,7 @@ TEST_CASE("several data sets become a mix, or sets of the validation") {
     std::vector<const char*> left = {};
     const char* guess = nullptr;
     std::vector<Expected> values = {};
+    std::vector<std::string> own = {};  // of the sources that say something for themselves
   };
   for (const Row& row : std::vector<Row>{
            {axolotl + "datasets: [{path: ./a.jsonl, type: alpaca}, {path: ./b/a.jsonl, type: "
@@ -310,12 +311,37 @@ TEST_CASE("several data sets become a mix, or sets of the validation") {
             {{"dataset.plugin", "\"jsonl\"", true},
              {"dataset.jsonl.format", "\"messages\"", true},
              {"dataset.text.packing", "\"none\"", true}}},
-           // One table of options for all that a plugin reads.
-           {axolotl + "datasets: [{path: ./a, type: chat_template, field_messages: talk}, {path: "
-                      "./b, type: chat_template}]\n",
+           // What one of them alone has stands below it, and what all have below [dataset].
+           {axolotl + "chat_template: chatml\ndatasets: [{path: ./a, type: chat_template, "
+                      "field_messages: talk, roles_to_train: [assistant]}, {path: ./b, type: "
+                      "chat_template, chat_template: tokenizer_default}, {path: ./c, type: "
+                      "completion, field: body}]\n",
+            {R"(name = "a", epochs = 1, path = "./a")", R"(name = "b", epochs = 1, path = "./b")",
+             R"(name = "c", epochs = 1, kind = "text", path = "./c")"},
+            {},
+            {},
+            nullptr,
+            {{"dataset.jsonl.format", "\"messages\"", true},
+             {"dataset.jsonl.chat_template", "\"chatml\"", false},
+             {"dataset.text.text_field", "\"body\"", false}},
+            {R"(a: fields = {"messages" = "talk"}, train_on = "assistant")",
+             R"(b: chat_template = "none")"}},
+           {axolotl + "datasets: [{path: ./a, type: chat_template}, {path: ./b, type: alpaca}]\n",
             {R"(name = "a", epochs = 1, path = "./a")", R"(name = "b", epochs = 1, path = "./b")"},
             {},
-            {"datasets.field_messages"}},
+            {"datasets.type"},
+            nullptr,
+            {},
+            {R"(a: format = "messages")"}},
+           {axolotl + "test_datasets: [{path: ./a, type: completion}, {path: ./b, type: "
+                      "completion, field: body}]\n",
+            {},
+            {R"(name = "a", kind = "text", path = "./a")",
+             R"(name = "b", kind = "text", path = "./b")"},
+            {},
+            nullptr,
+            {{"validation_dataset.text.text_field", "\"text\""}},
+            {R"(b: text_field = "body")"}},
            {axolotl + "datasets: [{path: ./a, type: chat_template, field_messages: talk}, {path: "
                       "./b, type: chat_template, field_messages: talk}]\n",
             {R"(name = "a", epochs = 1, path = "./a")", R"(name = "b", epochs = 1, path = "./b")"},
@@ -354,7 +380,9 @@ TEST_CASE("several data sets become a mix, or sets of the validation") {
             {},
             {"dataset_mixture.seed", "dataset_mixture.test_split_size",
              "dataset_mixture.datasets.weight"},
-            "that part of it is read in an epoch"},
+            "that part of it is read in an epoch",
+            {},
+            {R"(a_c_s: format = "messages")"}},
            {trl + "dataset_mixer: {org/a: 1.0, org/b: 0.25}\ndataset_splits: [train, test]\n",
             {R"(name = "a", epochs = 1, path = "data/a.jsonl")",
              R"(name = "b", epochs = 0.25, path = "data/b.jsonl")"},
@@ -366,6 +394,7 @@ TEST_CASE("several data sets become a mix, or sets of the validation") {
     const Config config = loaded(done);
     CHECK(text::join(listed(config, "dataset.mix"), "; ") == text::join(row.mix, "; "));
     CHECK(text::join(listed(config, "validation_dataset.set"), "; ") == text::join(row.sets, "; "));
+    CHECK(text::join(own_options(config), "; ") == text::join(row.own, "; "));
     for (const char* key : row.left) CHECK_MESSAGE(find(done.left, key) != nullptr, key);
     if (row.guess != nullptr)
       CHECK(std::ranges::any_of(done.guessed, [&](const auto& line) {
