@@ -183,6 +183,14 @@ SampleSettings settings_of(const DatasetRequest& request, const JsonlOptions& op
           options.empty};
 }
 
+// Rows want a tokenizer, and neither they nor the model name a folder.
+Error no_folder(const DatasetRequest& request) {
+  return about(request, "tokenizer", ErrorCode::bad_tokenizer,
+               "there is no tokenizer, since the model has no folder")
+      .help("set " + request.options.schema().table + ".tokenizer to a folder with tokenizer.json")
+      .help("or set model.pretrained to one");
+}
+
 }  // namespace
 
 JsonlOptions JsonlOptions::read(const DatasetRequest& request) {
@@ -191,6 +199,7 @@ JsonlOptions JsonlOptions::read(const DatasetRequest& request) {
   out.table = request.options.schema().table;
   read_files(request, out);
   out.folder = given.is_set("tokenizer") ? given.get_string("tokenizer") : request.pretrained;
+  if (out.folder.empty()) throw no_folder(request);
   if (!tokenizer::tokenizer_file(out.folder))
     throw about(request, "tokenizer", ErrorCode::bad_tokenizer,
                 out.folder + " " + tokenizer::kNoTokenizer)
@@ -234,11 +243,7 @@ void JsonlKind::validate(const DatasetRequest& request, Diagnostics& found) cons
                   .key(request.table + ".path")
                   .help("set " + request.table + ".path = \"data/chats.jsonl\""));
   if (request.pretrained.empty() && !request.options.is_set("tokenizer"))
-    found.add(about(request, "tokenizer", ErrorCode::bad_tokenizer,
-                    "there is no tokenizer, since the model has no folder")
-                  .help("set " + request.options.schema().table +
-                        ".tokenizer to a folder with tokenizer.json")
-                  .help("or set model.pretrained to one"));
+    found.add(no_folder(request));
 }
 void JsonlKind::prepare(const DatasetRequest& request) const {
   store_of(JsonlOptions::read(request));
