@@ -280,6 +280,10 @@ TEST_CASE("what is wrong with a request") {
   CHECK(said(none.request) ==
         "error[E0706]: dataset.jsonl.tokenizer: there is no tokenizer, since the model has no "
         "folder");
+  // As of dataset show, which asks for a row without any check before.
+  const Error shown = jsonl_test::thrown([&] { JsonlKind().row(none.request, 0); });
+  CHECK(shown.what() == said(none.request));
+  CHECK(shown.helps().at(0) == "set dataset.jsonl.tokenizer to a folder with tokenizer.json");
   for (const char* date : {"2024-7-26", "2024-02-30", "2023-02-29", "26.07.2024", "2024-13-01", ""})
     CHECK(said(Given(row).set("date", std::string(date)).request) ==
           "error[E0205]: dataset.jsonl.date: \"" + std::string(date) + "\" is no date");
