@@ -233,8 +233,8 @@ constexpr std::array kLrScheduler = {
       optional_text(                                                                              \
           "tokenizer",                                                                            \
           "Of text: a folder with tokenizer.json, whose tokens are learnt, or \"bytes\". "        \
-          "Not set: that of model.pretrained where it has one, else bytes; of "                   \
-          "[validation_dataset] as [dataset] has it."),                                           \
+          "Not set: that of model.pretrained or beside model.config where there is one, else "    \
+          "bytes; of [validation_dataset] as [dataset] has it."),                                 \
       choice_option("dtype", "\"auto\"", "auto|uint16|uint32",                                    \
                     "Element type of tokens without a header."),                                  \
       int_option("seq_len", "512", 1, "Tokens a sample."),                                        \

@@ -459,8 +459,10 @@ std::string Source::tokenizer(const char* table) const {
   std::string named = text_at(whole, "tokenizer");
   if (named.empty()) named = text_at(descend(impl_->root, {"dataset"}), "tokenizer");
   if (!named.empty()) return named == kBytes ? "" : named;
-  const std::string pretrained = text_at(descend(impl_->root, {"model"}), "pretrained");
-  return !pretrained.empty() && tokenizer::tokenizer_file(pretrained) ? pretrained : "";
+  const Value* model = descend(impl_->root, {"model"});
+  const std::string folder =
+      language_folder(text_at(model, "pretrained"), text_at(model, "config")).path;
+  return !folder.empty() && tokenizer::tokenizer_file(folder) ? folder : "";
 }
 
 Origin Source::component_origin(const char* table) const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include "engine/config/source.h"
 #include "engine/config/toml_value.h"
 #include "sdk/base/words.h"
+#include "sdk/text/tokenizer/folder.h"
 
 namespace meshwright::config {
 
@@ -77,6 +79,17 @@ bool is_named(const Options& table) {
 
 std::string sources_of(const std::string& table) {
   return table == "dataset" ? kMixTable : kSetTable;
+}
+
+ModelPath language_folder(const std::string& pretrained, const std::string& config) {
+  if (!pretrained.empty() || config.empty()) return {pretrained, "pretrained"};
+  const std::filesystem::path folder = base::model_file(config).parent_path();
+  const std::string beside = folder.empty() ? "." : folder.string();
+  return {tokenizer::tokenizer_file(beside) ? beside : "", "config"};
+}
+
+ModelPath language_folder(const Options& model) {
+  return language_folder(model.get_string("pretrained"), model.get_string("config"));
 }
 
 std::string list_below(const std::string& list, const std::string& name) {

@@ -18,6 +18,12 @@ inline constexpr const char* kSetTable = "validation_dataset.set";
 // The list below [dataset] or [validation_dataset].
 std::string sources_of(const std::string& table);
 
+// The folder whose tokenizer and chat template texts and rows are read with where they name none,
+// and the key of [model] that says so: `pretrained`, whatever it holds; without it the folder of
+// `config`, if it has a tokenizer. An empty path: there is none.
+ModelPath language_folder(const std::string& pretrained, const std::string& config);
+ModelPath language_folder(const Options& model);
+
 struct NamedSource {
   std::string name;
   Options options;  // as those of [dataset], which says what the source does not

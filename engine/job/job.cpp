@@ -242,13 +242,13 @@ void refuse_bytes_beside_tokens(const config::Config& config, Diagnostics& diagn
 // Writes down whose tokens texts become: a run that goes on is told where that has changed.
 void take_tokenizers(const config::Source& source, config::Config& config,
                      Diagnostics& diagnostics) {
-  const std::string pretrained = config.table("model").get_string("pretrained");
-  const bool has_one = !pretrained.empty() && tokenizer::tokenizer_file(pretrained);
+  const config::ModelPath model = config::language_folder(config.table("model"));
+  const bool has_one = !model.path.empty() && tokenizer::tokenizer_file(model.path);
   for (const std::string table : {"dataset", "validation_dataset"}) {
     Options& data = config.tables.at(table);
     const std::string folder = source.tokenizer(table.c_str());
     if (!folder.empty() && !data.is_set("tokenizer"))
-      data.set("tokenizer", folder, config.table("model").origin("pretrained"));
+      data.set("tokenizer", folder, config.table("model").origin(model.key));
     if (!folder.empty() && data.is_set("path") && data.get_bool("packing"))
       diagnostics.add(
           Error(ErrorCode::conflict, table + ".packing = true is of streams of tokens and their "
@@ -262,11 +262,11 @@ void take_tokenizers(const config::Source& source, config::Config& config,
         config::names_data(config, table) && !data.is_set("tokenizer") &&
         !config.table("dataset").is_set("tokenizer"))
       diagnostics.add(
-          Error(ErrorCode::bad_dataset, table + ".kind = \"text\" feeds bytes, but " + pretrained +
+          Error(ErrorCode::bad_dataset, table + ".kind = \"text\" feeds bytes, but " + model.path +
                                             " has a tokenizer, whose ids its model knows")
               .key(table + ".tokenizer")
               .at(data.origin("kind"))
-              .help("set " + table + ".tokenizer = " + to_toml(OptionValue(pretrained)))
+              .help("set " + table + ".tokenizer = " + to_toml(OptionValue(model.path)))
               .help("set " + table + ".tokenizer = \"bytes\""));
   }
   refuse_bytes_beside_tokens(config, diagnostics);
@@ -489,7 +489,7 @@ void add_plugin(const plan::Job& job, const loader::LoadedDataset& found, const 
   out.plugin = PluginData{.name = found.info->name,
                           .kind = found.made,
                           .options = options,
-                          .pretrained = job.config.table("model").get_string("pretrained")};
+                          .pretrained = config::language_folder(job.config.table("model")).path};
   if (out.of_plugged_kind() && given.is_set("tokenizer"))
     out.plugin->pretrained = given.get_string("tokenizer");
   out.document_end.reset();

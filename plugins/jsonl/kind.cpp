@@ -183,12 +183,12 @@ SampleSettings settings_of(const DatasetRequest& request, const JsonlOptions& op
           options.empty};
 }
 
-// Rows want a tokenizer, and neither they nor the model name a folder.
+// Rows want a tokenizer, and neither they nor the model name a folder with one.
 Error no_folder(const DatasetRequest& request) {
   return about(request, "tokenizer", ErrorCode::bad_tokenizer,
-               "there is no tokenizer, since the model has no folder")
+               "there is no tokenizer, since the model has no folder with one")
       .help("set " + request.options.schema().table + ".tokenizer to a folder with tokenizer.json")
-      .help("or set model.pretrained to one");
+      .help("or set model.pretrained to one, or put tokenizer.json beside model.config");
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ inline constexpr meshwright_option kOptions[] = {
                "them, \"{instruction}\\n{input?}\"."),
         MESHWRIGHT_OPTIONAL),
     with_flags(option("tokenizer", MESHWRIGHT_STRING, nullptr,
-                      "A folder with tokenizer.json; auto: that of model.pretrained."),
+                      "A folder with tokenizer.json; auto: that of model.pretrained, or beside "
+                      "model.config."),
                MESHWRIGHT_OPTIONAL),
     with_flags(option("chat_template", MESHWRIGHT_STRING, nullptr,
                       "A file, the name of a template of the tokenizer's folder, or "

@@ -61,7 +61,7 @@ void TextKind::validate(const DatasetRequest& request, Diagnostics& found) const
                   .help("set " + request.table + ".path = \"data/*.txt\""));
   if (request.pretrained.empty())
     found.add(Error(ErrorCode::bad_tokenizer,
-                    "there is no tokenizer: the model has no folder, and none is named")
+                    "there is no tokenizer: the model has no folder with one, and none is named")
                   .key(request.table + ".tokenizer")
                   .help("set " + request.table + ".tokenizer to a folder with tokenizer.json"));
   if (request.options.get_string("attention") == "sample" && !is_stream(request))
@@ -79,12 +79,17 @@ void TextKind::prepare(const DatasetRequest& request) const {
   store_of(TextOptions::read(request));
 }
 
-std::unique_ptr<SampleSource> TextKind::open(const DatasetRequest& request) const {
+std::unique_ptr<SampleSource> TextKind::open(const DatasetRequest& request) const try {
   const TextOptions options = TextOptions::read(request);
   std::shared_ptr<const TokenStore> store = store_of(options);
   if (is_stream(request))
     return std::make_unique<StreamSource>(std::move(store), stream_settings(request, options));
   return std::make_unique<PackedSource>(std::move(store), pack_settings(request, options));
+} catch (const Error& error) {
+  // A model of bytes beside whose config.json some tokenizer lies.
+  if (error.code() != ErrorCode::bad_token || request.vocab_size < 256) throw;
+  throw Error(error).help("set " + request.table +
+                          ".tokenizer = \"bytes\" to learn the bytes of the texts");
 }
 
 void* TextKind::extension(uint32_t id) {

@@ -70,18 +70,27 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a run on texts reads them with the tokenizer beside its config, and keeps it") {
+  const Job folder;
+  folder.train("text", 1, "--set dataset.kind=text --set dataset.path=README.md");
+  CHECK(contents(folder.path / "runs/text/checkpoints/step_00000001/source/tokenizer.json") ==
+        contents(folder.path / "model/tokenizer.json"));
+  check_said("generate " + folder.quoted("runs/text"),
+             {{" --prompt 'The quick' --max-new 1", 0, ""}});
+}
+
 TEST_CASE("a run on the bytes of texts has no use for a tokenizer beside its config, and says so") {
   const Job folder;
-  std::string said =
-      folder.train("bytes", 1, "--set dataset.kind=text --set dataset.path=README.md");
+  const std::string bytes =
+      "--set dataset.kind=text --set dataset.path=README.md --set dataset.tokenizer=bytes";
+  const std::string said = folder.train("bytes", 1, bytes);
   CHECK(said.find(
             "model/config.json is not carried along: dataset.kind = \"text\" trains on bytes") !=
         std::string::npos);
   CHECK_FALSE(fs::exists(folder.path / "runs/bytes/checkpoints/step_00000001/source"));
-  check_said(
-      "validate configs/first_fsdp2_cpu.toml --set dataset.kind=text --set dataset.path=README.md",
-      {{" --set model.config=" + folder.quoted("model/config.json"), 0,
-        "model/config.json is not carried along: dataset.kind = \"text\" trains on bytes"}});
+  check_said("validate configs/first_fsdp2_cpu.toml " + bytes,
+             {{" --set model.config=" + folder.quoted("model/config.json"), 0,
+               "model/config.json is not carried along: dataset.kind = \"text\" trains on bytes"}});
   check_said("generate " + folder.quoted("runs/bytes"),
              {{" --prompt 'The quick'", 2, "--tokens 84,104,101,32,113,117,105,99,107\n"}});
 }

@@ -341,6 +341,67 @@ TEST_CASE("a tokenizer that was changed in its folder is told as that, with the 
   CHECK(mended.status == 0);
 }
 
+TEST_CASE(
+    "a tokenizer that came beside model.config: its tokens are learnt, the run on bytes told") {
+  const fs::path folder = kRuns + "/from_nothing", chat = "configs/models/chat-tiny";
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  fs::copy_file(chat / "config.json", folder / "config.json");
+  const std::string set = " --set ",
+                    model = set + "model.config='" + folder.string() + "/config.json' ",
+                    job = "configs/text_cpu.toml" + model +
+                          "--set lr_scheduler.lr_warmup_steps=1 --set dataset.text.cache=none ",
+                    beside = job + "--set dataset.tokenizer=none --set step_scheduler.max_steps=";
+  const Trained bytes = train(beside + "2", "bytes_at_first");
+  INFO(bytes.out);
+  REQUIRE(bytes.status == 0);
+  for (const char* file : {"tokenizer.json", "tokenizer_config.json"})
+    fs::copy_file(chat / file, folder / file);
+
+  const Trained tokens = train(beside + "2", "tokens_beside");
+  INFO(tokens.out);
+  REQUIRE(tokens.status == 0);
+  check_equal(tokens.losses,
+              train(job + "--set step_scheduler.max_steps=2", "tokens_named").losses);
+  CHECK(std::abs(tokens.losses.at(0) - bytes.losses.at(0)) > 1e-3);
+
+  const std::string again = beside + "4 --set checkpoint.resume=auto ";
+  const Trained told = train(again, "bytes_go_on", "bytes_at_first");
+  INFO(told.out);
+  CHECK(told.status == 7);
+  CHECK(told.out.find("error[E0713]") != std::string::npos);
+  CHECK(told.out.find("dataset.tokenizer = \"" + folder.string() + "\" (was not set)") !=
+        std::string::npos);
+  CHECK(told.out.find("set dataset.tokenizer = \"bytes\", which the run learnt") !=
+        std::string::npos);
+  const Trained kept =
+      train(again + "--set dataset.tokenizer=bytes ", "bytes_go_on", "bytes_at_first");
+  INFO(kept.out);
+  CHECK(kept.status == 0);
+
+  // Rows take it, too, and its chat template.
+  auto stats = [&](const std::string& tokenizer) {
+    json::object all = json::parse(said("dataset stats configs/chat_tuning_cpu.toml --json" +
+                                        kNoCache + model + set + tokenizer))
+                           .as_object();
+    return json::serialize(all.at("dataset"));
+  };
+  CHECK(stats("dataset.jsonl.tokenizer=auto") ==
+        stats("dataset.jsonl.tokenizer=configs/models/chat-tiny"));
+
+  std::string small = contents(folder / "config.json");
+  const std::string size = "\"vocab_size\": 320";
+  REQUIRE(small.find(size) != std::string::npos);
+  std::ofstream(folder / "config.json")
+      << small.replace(small.find(size), size.size(), "\"vocab_size\": 256");
+  const Trained refused = train(beside + "2", "small_vocabulary");
+  INFO(refused.out);
+  CHECK(refused.status == 7);
+  CHECK(refused.out.find("error[E0702]") != std::string::npos);
+  CHECK(refused.out.find("but the model's vocabulary has 256 entries") != std::string::npos);
+  CHECK(refused.out.find("set dataset.tokenizer = \"bytes\"") != std::string::npos);
+}
+
 TEST_CASE("a run whose rows have changed says that its settings have not") {
   const std::string
       path = kRuns + "/edited.jsonl",

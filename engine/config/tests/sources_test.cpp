@@ -53,6 +53,37 @@ TEST_CASE("sources: each takes what it does not say from its table") {
   CHECK(reads_bytes(sets.config, "validation_dataset"));
 }
 
+TEST_CASE("a tokenizer beside model.config reads texts, as that of model.pretrained does") {
+  const std::string models = MESHWRIGHT_SOURCE_DIR "/configs/models", chat = models + "/chat-tiny";
+  struct Row {
+    std::vector<std::string> sets;
+    std::string folder;  // whose tokens the texts become
+  };
+  for (const Row& row : std::initializer_list<Row>{
+           {{"model.config=" + chat + "/config.json"}, chat},
+           {{"model.config=" + chat + "/of_a_plugin.txt", "model.plugin=x"}, chat},
+           {{"model.config=" + chat}, chat},
+           {{"model.config=" + models + "/llama-tiny.json"}, ""},
+           {{"model.config=llama-tiny.json"}, ""},
+           {{"model.config=" + chat + "/config.json", "model.pretrained=" + models}, ""},
+           {{"model.config=" + models + "/llama-tiny.json", "model.pretrained=" + chat}, chat},
+           {{"model.config=" + chat + "/config.json", "dataset.tokenizer=bytes"}, ""},
+           {{"model.config=" + chat + "/config.json", "dataset.tokenizer=other"}, "other"},
+           {{"model.config=" + chat + "/config.json", "dataset.kind=tokens"}, ""},
+       }) {
+    CAPTURE(row.sets);
+    Diagnostics diagnostics;
+    LoadOptions options;
+    options.sets = row.sets;
+    const Source source = Source::parse("[dataset]\npath = \"a.txt\"\n", options, diagnostics);
+    CHECK(diagnostics.ok());
+    CHECK(source.tokenizer("dataset") == row.folder);
+    CHECK(source.component("dataset") == (row.folder.empty() ? "" : kTextComponent));
+  }
+  CHECK(language_folder("", chat + "/config.json").key == "config");
+  CHECK(language_folder("a", chat + "/config.json").key == "pretrained");
+}
+
 TEST_CASE("sources: shown, they are read back to the same, also by --set") {
   const Loaded l = load(kMix), again = load(show_toml(l.config));
   for (const Error& error : again.diagnostics.errors()) MESSAGE(error.what());

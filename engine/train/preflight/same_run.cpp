@@ -275,10 +275,10 @@ std::vector<TokenizerInUse> tokenizers_in_use(const plan::Job& job) {
       out.push_back({key + ".tokenizer", data.get_string("tokenizer")});
     if (component != kRows) return;
     const bool own = rows != nullptr && rows->is_set("tokenizer");
-    out.push_back(
-        {(rows != nullptr ? rows->schema().table : std::string(kTable) + "." + kRows) +
-             ".tokenizer",
-         own ? rows->get_string("tokenizer") : job.config.table("model").get_string("pretrained")});
+    out.push_back({(rows != nullptr ? rows->schema().table : std::string(kTable) + "." + kRows) +
+                       ".tokenizer",
+                   own ? rows->get_string("tokenizer")
+                       : config::language_folder(job.config.table("model")).path});
   };
   const std::vector<Options>& mix = job.config.list(config::kMixTable);
   const std::vector<config::NamedSource> sources = config::named_sources(job.config, kTable);

@@ -279,7 +279,7 @@ TEST_CASE("what is wrong with a request") {
       meshwright::Options(meshwright::make_schema("dataset.jsonl", "jsonl", kOptions));
   CHECK(said(none.request) ==
         "error[E0706]: dataset.jsonl.tokenizer: there is no tokenizer, since the model has no "
-        "folder");
+        "folder with one");
   // As of dataset show, which asks for a row without any check before.
   const Error shown = jsonl_test::thrown([&] { JsonlKind().row(none.request, 0); });
   CHECK(shown.what() == said(none.request));
