@@ -87,7 +87,8 @@ class Source {
   // as written, or kTextComponent for a text that has a tokenizer(); "": none.
   std::string component(const char* table) const;
   // The folder whose tokens a [dataset] or [validation_dataset] of kind "text" names are learnt, by
-  // its `tokenizer`, or because model.pretrained has one; "": bytes are, or it is no such table.
+  // its `tokenizer`, or because the language_folder() of [model] has one; "": bytes are, or it is
+  // no such table.
   std::string tokenizer(const char* table) const;
   Origin component_origin(const char* table) const;
   // Names of the sub-tables of [model], [dataset] and [validation_dataset], dotted.

@@ -355,7 +355,7 @@ TEST_CASE(
   const Trained bytes = train(beside + "2", "bytes_at_first");
   INFO(bytes.out);
   REQUIRE(bytes.status == 0);
-  for (const char* file : {"tokenizer.json", "tokenizer_config.json"})
+  for (const char* file : {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"})
     fs::copy_file(chat / file, folder / file);
 
   const Trained tokens = train(beside + "2", "tokens_beside");
@@ -370,7 +370,7 @@ TEST_CASE(
   INFO(told.out);
   CHECK(told.status == 7);
   CHECK(told.out.find("error[E0713]") != std::string::npos);
-  CHECK(told.out.find("dataset.tokenizer = \"" + folder.string() + "\" (was not set)") !=
+  CHECK(told.out.find("dataset.tokenizer = \"" + folder.string() + "\" (was \"none\")") !=
         std::string::npos);
   CHECK(told.out.find("set dataset.tokenizer = \"bytes\", which the run learnt") !=
         std::string::npos);
