@@ -239,7 +239,8 @@ int start_train(Call& call, const Ranks& ranks) {
   std::optional<plan::Job> job = load_job(call, status);
   if (job) status = check(call, *job, options, ranks, wanted);
   if (!job || status != 0) return status;
-  if (call.has("prove") && (status = prove_first(call, wanted)) != 0) return status;
+  if (call.has("prove")) status = prove_first(call, wanted);
+  if (status != 0) return status;
   if (ranks || (wanted == 1 && restarts == 0)) return run_here();
   launch::LocalJob local =
       local_ranks(call, "train", {"trace", "sample", "prompt", "temperature"}, wanted, screen);

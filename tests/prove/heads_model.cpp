@@ -8,6 +8,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <array>
@@ -31,7 +32,8 @@ constexpr std::array kOptions = {
     bool_option("experts", false, "Blocks end with experts whose router has a bias."),
     choice_option("fault", "\"none\"",
                   "none|undeclared|norm_of_stream|sinks_of_stream|"
-                  "first_sinks|whole_gate|loss_of_columns|own_buffer|none_by_row",
+                  "first_sinks|whole_gate|loss_of_columns|own_buffer|none_by_row|"
+                  "width_by_heads|louder_backward",
                   "What is wrong.")};
 
 constexpr int64_t kWidth = 48, kHeads = 6, kEach = 8, kVocabulary = 64, kLayers = 2, kExperts = 4,
@@ -47,8 +49,18 @@ struct SinksImpl : torch::nn::Module {
 };
 MESHWRIGHT_MODULE(Sinks);
 
+// An autograd node whose forward is right.
+struct Louder : torch::autograd::Function<Louder> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list grads) {
+    return {grads[0] * 1.25};
+  }
+};
+
 struct AttentionImpl : torch::nn::Module {
-  AttentionImpl(const std::string& fault, const at::TensorOptions& options) {
+  AttentionImpl(const std::string& fault, const at::TensorOptions& options)
+      : width_by_heads(fault == "width_by_heads"), louder_backward(fault == "louder_backward") {
     for (auto [name, made] :
          {std::pair("query", &query), {"key", &key}, {"value", &value}, {"gate", &gate}})
       *made = register_module(name, make_linear(kWidth, kHeads * kEach, false, options));
@@ -67,12 +79,16 @@ struct AttentionImpl : torch::nn::Module {
     auto by_head = [&](const Tensor& rows) {
       return rows.view({rows.size(0), rows.size(1), -1, kEach}).transpose(1, 2);
     };
-    const Tensor q = by_head(query(x)), k = by_head(key(x)), v = by_head(value(x));
+    const Tensor q = by_head(query(x)), k = by_head(key(x));
+    Tensor v = by_head(value(x));
+    if (louder_backward && v.size(1) < kHeads) v = Louder::apply(v);
     const int64_t batch = q.size(0), heads = q.size(1), length = q.size(2);
     const Tensor ahead =
         at::full({length, length}, -std::numeric_limits<double>::infinity(), q.options()).triu(1);
     const Tensor scores =
-        at::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(kEach)) + ahead;
+        at::matmul(q, k.transpose(2, 3)) /
+            std::sqrt(static_cast<double>(width_by_heads ? kWidth / heads : kEach)) +
+        ahead;
     // As a projection of one it is cut with the others: each rank has the sinks of its heads.
     const Tensor of_heads = whole_sinks ? whole_sinks(heads) : sinks(at::ones({1, 1}, x.options()));
     const Tensor sink = of_heads.view({1, heads, 1, 1}).expand({batch, heads, length, 1});
@@ -86,6 +102,7 @@ struct AttentionImpl : torch::nn::Module {
   Sinks whole_sinks{nullptr};
   RMSNorm norm{nullptr};
   Tensor bias;
+  bool width_by_heads, louder_backward;  // faults where a rank has some of the heads
 };
 MESHWRIGHT_MODULE(Attention);
 

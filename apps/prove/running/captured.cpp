@@ -54,7 +54,10 @@ class Running {
         model_(train::make_model(job_)),
         trainer_(own(job_), world, model_.module(), model_.outline,
                  request.job.rows * request.job.length),
-        watch_(*model_.module()) {}
+        watch_(*model_.module()) {
+    if (!different_.operators_of.empty())
+      operators_.emplace(*model_.module(), different_.operators_of);
+  }
 
   Captured run() {
     out_.accumulation = trainer_.accumulation();
@@ -95,6 +98,10 @@ class Running {
       if (first_) {
         watch_.stop();
         out_.seen.seen = watch_.take();
+        if (operators_) {
+          operators_->stop();
+          out_.operators = operators_->take();
+        }
       }
       const Options& optimizer = job_.table("optimizer");
       const double most = optimizer.is_set("max_grad_norm") ? optimizer.get_number("max_grad_norm")
@@ -149,6 +156,7 @@ class Running {
 
   MicroBatchLoss loss(int64_t step, int64_t micro, const Tensor& hidden) {
     if (first_) watch_.begin(global(micro));
+    if (first_ && operators_) operators_->begin(global(micro));
     const int64_t rows = request_.job.rows, length = request_.job.length;
     batches_.push_back(std::make_unique<Batch>(step, global(micro) * rows, rows, length,
                                                model_.outline.vocab_size, request_.job.documents));
@@ -280,6 +288,7 @@ class Running {
   train::Model model_;
   Trainer trainer_;
   comparison::Watch watch_;
+  std::optional<comparison::Operators> operators_;
   std::vector<std::unique_ptr<Batch>> batches_;  // of this step
   Captured out_;
   bool first_ = false;

@@ -17,6 +17,7 @@
 #include "meshwright/region.h"
 #include "meshwright/trainer.h"
 #include "sdk/kit/comparison/diagnosis.h"
+#include "sdk/kit/comparison/operators.h"
 
 namespace meshwright::prove {
 
@@ -39,6 +40,7 @@ struct Captured {
   // Parameters of a plugin's model that are whole on the ranks of tp, and what is made of them.
   std::vector<std::pair<std::string, std::string>> own;
   comparison::RankSeen seen;
+  std::vector<comparison::SeenOperator> operators;  // of Different::operators_of
   int64_t accumulation = 1;
   double approximate = 0;  // ShardingPlan::gradient_tolerance; 0: gradients are exact
   // Where a checkpoint was made: what it should hold, or why there is none; and the step after it.
@@ -53,6 +55,8 @@ struct Different {
   int64_t micro_batch = -1;        // the only one of each step that has a loss; -1: all
   bool without_auxiliary = false;  // the auxiliary losses of experts
   bool one_step = false;           // and no evaluation
+  // A module whose operators, and those around it, are watched in the first step.
+  std::string operators_of = {};
   // A folder of checkpoints to go on from, in the place of the first steps, and one to save to.
   std::string from = {}, to = {};
 };

@@ -10,7 +10,8 @@
 
 namespace meshwright::prove {
 
-// Trains one process in float64 otherwise than the job does; nullopt: it did not come to its end.
+// Trains one process, or the ranks, in float64 otherwise than the job does; nullopt: that did not
+// come to its end.
 using Again = std::function<std::optional<Run>(const Different&)>;
 
 // The auxiliary losses of experts, so many times what they should be.

@@ -11,6 +11,7 @@
 
 #include "apps/prove/running/explained.h"
 #include "apps/prove/running/norm.h"
+#include "apps/prove/running/operators.h"
 #include "sdk/base/plain_text.h"
 #include "sdk/base/words.h"
 #include "sdk/kit/comparison/diagnosis.h"
@@ -25,8 +26,14 @@ constexpr double kModules = 1e-9;  // of outputs and their gradients
 
 class Finding {
  public:
-  Finding(int64_t length, const Run& truth, const Run& ranks, const Again& again, Findings& out)
-      : length_(length), truth_(truth), ranks_(ranks), again_(again), out_(out) {
+  Finding(int64_t length, const Run& truth, const Run& ranks, const Again& again,
+          const Again& ranks_again, Findings& out)
+      : length_(length),
+        truth_(truth),
+        ranks_(ranks),
+        again_(again),
+        ranks_again_(ranks_again),
+        out_(out) {
     for (const Captured& rank : ranks_.ranks) axes_.push_back(rank.seen.axes);
   }
 
@@ -60,7 +67,7 @@ class Finding {
           {.what = (at.backward ? "the gradient of the output of " : "the output of ") + at.module +
                    (again ? ", computed again" : "") + ", micro-batch " +
                    std::to_string(at.micro_batch),
-           .pattern = at.pattern.text,
+           .pattern = again ? at.pattern.text : with_operator(at),
            .mend = at.pattern.mend,
            .ranks = at.ranks,
            .difference = at.difference});
@@ -101,6 +108,15 @@ class Finding {
                       "cross_entropy_sum(), or make logits whole with whole_logits()",
               .ranks = wrong,
               .difference = apart(ranks_.ranks.front().steps[0].loss, one.steps[0].loss)});
+  }
+
+  // A second look, once it is known which module to look into.
+  std::string with_operator(const comparison::PlaceOfFault& at) const {
+    const Different second{.one_step = true, .operators_of = at.module};
+    const std::optional<Run> one = again_(second),
+                             ranks = one ? ranks_again_(second) : std::nullopt;
+    const std::string found = ranks ? first_operator(*one, *ranks, length_) : std::string();
+    return at.pattern.text + (at.pattern.text.empty() || found.empty() ? "" : "; ") + found;
   }
 
   // Layers that are alike in this are one line.
@@ -346,7 +362,7 @@ class Finding {
   int64_t length_;
   const Run& truth_;
   const Run& ranks_;
-  const Again& again_;
+  const Again &again_, &ranks_again_;
   Findings& out_;
   std::vector<std::vector<comparison::Axis>> axes_;  // of each rank
 };
@@ -354,8 +370,8 @@ class Finding {
 }  // namespace
 
 void find_fault(const Request& request, const Run& truth, const Run& ranks, const Again& again,
-                Findings& out) {
-  Finding(request.job.length, truth, ranks, again, out).run();
+                const Again& ranks_again, Findings& out) {
+  Finding(request.job.length, truth, ranks, again, ranks_again, out).run();
 }
 
 }  // namespace meshwright::prove

@@ -8,8 +8,9 @@
 namespace meshwright::prove {
 
 // Adds the rows of modules, the picture and the faults, the first place first, and what a plugin's
-// model brings of its own. Both runs are in float64, and the other rows are there already.
+// model brings of its own. Both runs are in float64, and the other rows are there already. `again`
+// is of one process.
 void find_fault(const Request& request, const Run& truth, const Run& ranks, const Again& again,
-                Findings& out);
+                const Again& ranks_again, Findings& out);
 
 }  // namespace meshwright::prove

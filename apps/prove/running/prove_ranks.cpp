@@ -282,6 +282,9 @@ class Proof {
         [this](const Different& different) {
           return go(request_.job.alone, wide_sets(), 1, "one process: ", different);
         },
+        [this](const Different& different) {
+          return go(request_.job.toml, sets_of_ranks(), request_.job.ranks, "", different);
+        },
         out_);
   }
 
