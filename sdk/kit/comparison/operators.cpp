@@ -114,29 +114,33 @@ Operators::Operators(torch::nn::Module& model, const std::string& name)
     if (host == nullptr || item.key().empty()) continue;
     if (name.starts_with(item.key() + ".") && item.key().size() > state_->outer.size())
       state_->outer = item.key();
-    // What a strategy has attached to a module is not the module's: it is within these two calls
-    // where the module lies in another one, and outside of them where it is the watched one.
-    const bool inner = item.key() != name;
-    auto enter = [state = std::weak_ptr(state_), key = item.key()](torch::nn::Module&,
-                                                                   TensorRefs&) {
-      const std::shared_ptr<State> here = state.lock();
-      if (!here || !here->on || torch::autograd::get_current_graph_task_id() >= 0) return;
-      here->within.push_back(key);
+    // Hooks around the two are neither's: they are in a frame of their own, as other modules are.
+    const bool watched = item.key() == name || name.starts_with(item.key() + ".");
+    const std::string around = watched ? item.key() + " and its hooks" : item.key();
+    auto enter = [this](const std::string& frame) -> HookHost::Hook {
+      return [state = std::weak_ptr(state_), frame](torch::nn::Module&, TensorRefs&) {
+        const std::shared_ptr<State> here = state.lock();
+        if (!here || !here->on || torch::autograd::get_current_graph_task_id() >= 0) return;
+        here->within.push_back(frame);
+      };
     };
-    auto leave = [state = std::weak_ptr(state_), key = item.key()](torch::nn::Module&,
-                                                                   TensorRefs& results) {
-      const std::shared_ptr<State> here = state.lock();
-      if (!here || here->within.empty() || here->within.back() != key) return;
-      if (torch::autograd::get_current_graph_task_id() >= 0) return;
-      here->within.pop_back();
-      if (key != here->module && key != here->outer) return;
-      for (const Tensor* result : results)
-        if (result->defined() && result->requires_grad()) here->follow(*result);
+    auto leave = [this](const std::string& frame) -> HookHost::Hook {
+      return [state = std::weak_ptr(state_), frame](torch::nn::Module&, TensorRefs& results) {
+        const std::shared_ptr<State> here = state.lock();
+        if (!here || here->within.empty() || here->within.back() != frame) return;
+        if (torch::autograd::get_current_graph_task_id() >= 0) return;
+        here->within.pop_back();
+        if (frame != here->module && frame != here->outer) return;
+        for (const Tensor* result : results)
+          if (result->defined() && result->requires_grad()) here->follow(*result);
+      };
     };
     auto& before = host->before_forward;
     auto& after = host->after_forward;
-    before.insert(inner ? before.begin() : before.end(), std::move(enter));
-    after.insert(inner ? after.end() : after.begin(), std::move(leave));
+    before.insert(before.begin(), enter(around));
+    if (watched) before.push_back(enter(item.key()));
+    if (watched) after.insert(after.begin(), leave(item.key()));
+    after.push_back(leave(around));
   }
   watching = state_;
   callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(begins, ends)
