@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Renews bench/results: every benchmark, or those named, one after the other on a quiet machine (over an hour on 2 cores). Each file
 # begins with the command, the commit, the processor and the day. Peers need what ./check sets up; hosts needs root.
-#   bench/all.sh [--build FOLDER] [plan_arithmetic plan_process train_cpu tp_cpu megatron_fsdp_cpu experts_cpu checkpoint_cpu world_one units attention context_cpu pipeline_cpu pipeline_4_cpu actions chats packed_cpu lora_cpu step_time layouts device_counts hosts]
+#   bench/all.sh [--build FOLDER] [plan_arithmetic plan_process train_cpu tp_cpu megatron_fsdp_cpu experts_cpu checkpoint_cpu world_one units attention context_cpu pipeline_cpu pipeline_4_cpu actions chats packed_cpu lora_cpu generate step_time layouts device_counts hosts]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=build
 if [ "${1:-}" = --build ]; then build=$2; shift 2; fi
-names="plan_arithmetic plan_process train_cpu tp_cpu megatron_fsdp_cpu experts_cpu checkpoint_cpu world_one units attention context_cpu pipeline_cpu pipeline_4_cpu actions chats packed_cpu lora_cpu step_time layouts device_counts hosts"
+names="plan_arithmetic plan_process train_cpu tp_cpu megatron_fsdp_cpu experts_cpu checkpoint_cpu world_one units attention context_cpu pipeline_cpu pipeline_4_cpu actions chats packed_cpu lora_cpu generate step_time layouts device_counts hosts"
 [ $# -gt 0 ] || set -- $names
 
 command_of() {
@@ -27,6 +27,7 @@ command_of() {
     device_counts) echo "bench/device_counts.py --build $build" ;;
     packed_cpu) echo "bench/packed.py --build $build" ;;
     lora_cpu) echo "bench/lora.py --build $build" ;;
+    generate) echo "bench/generate.py --build $build" ;;
     step_time) echo "$build/bin/bench_step_time_published --picture docs/step_time.svg" ;;
     layouts) echo "bench/layouts.py --calibrate --build $build" ;;
     chats) echo "bench/chats.py --build $build" ;;
