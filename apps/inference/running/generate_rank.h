@@ -23,8 +23,8 @@ namespace meshwright::generate {
 // was done to standard error. Collective. Returns 0; throws Error.
 int generate_rank(const Ask& ask, rendezvous::Ending& ending);
 
-// The same of every row of a file, of several at once; rank 0 writes their file, and how fast it was
-// to standard error. Collective. Returns 0; throws Error.
+// The same of every row of a file, of several at once; rank 0 writes their file, and how fast it
+// was to standard error. Collective. Returns 0; throws Error.
 int prompts_rank(const Ask& ask, rendezvous::Ending& ending);
 
 // Fills the model in this process, and answers one line after another. Keys and values of what both
