@@ -59,6 +59,8 @@ class MESHWRIGHT_API KeyValueScope {
   KeyValueScope(const KeyValueScope&) = delete;
   KeyValueScope& operator=(const KeyValueScope&) = delete;
 
+  // Whether this thread's forwards keep keys and values.
+  static bool keeps();
   // Of the innermost scope of this thread, for a core's whole forward; an undefined tensor where
   // nothing is kept before these rows. Throws Error(bad_module) where the samples are not those of
   // the scope.

@@ -109,6 +109,7 @@ void KeyValueCache::drop(int64_t text) {
 KeyValueScope::KeyValueScope(KeyValueCache& cache, std::vector<KeyValuePlace> places)
     : cache_(cache), places_(std::move(places)), outer_(std::exchange(scope_of_thread, this)) {}
 KeyValueScope::~KeyValueScope() { scope_of_thread = outer_; }
+bool KeyValueScope::keeps() { return scope_of_thread != nullptr; }
 
 Tensor KeyValueScope::attend(const AttentionCoreImpl& core, const Tensor& query, const Tensor& key,
                              const Tensor& value) {

@@ -30,6 +30,7 @@
 #include <utility>
 
 #include "attention_parts.h"
+#include "few_rows.h"
 #include "meshwright/nn/layers.h"
 #include "sdk/base/cast_ahead.h"
 #include "sdk/base/own_kernels.h"
@@ -375,6 +376,7 @@ bool fast_product(const Tensor& a, const Tensor& b, int64_t n) {
 }  // namespace
 
 Tensor product(const Tensor& a, const Tensor& b) {
+  if (takes_few_rows(a, b)) return few_rows_product(a, b, std::nullopt);
   if (!fast_product(a, b, b.size(0))) return at::mm(a, b.t());
   at::AutoDispatchBelowAutograd below;
   return onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), "");
@@ -448,6 +450,10 @@ Tensor LinearImpl::forward(const Tensor& x) {
   if (detail::autocasts(x, weight))
     return detail::autocast_linear(x, weight,
                                    bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
+  if (detail::takes_few_rows(x, weight))
+    return detail::with_sizes_of(
+        x, detail::few_rows_product(detail::rows_of(x), weight,
+                                    bias.defined() ? std::optional<Tensor>(bias) : std::nullopt));
   const bool plain = x.dim() >= 2 && x.scalar_type() == weight.scalar_type() &&
                      !at::autocast::is_autocast_enabled(x.device().type());
   const bool fast = plain && x.is_cpu() && weight.is_cpu() && x.scalar_type() == at::kFloat &&
