@@ -100,6 +100,15 @@ struct CausalLMImpl::Parts {
   std::shared_ptr<LoadBalance> balance;  // of all routers together; nullptr: no auxiliary loss
 };
 
+namespace {
+
+thread_local bool last_row_alone = false;
+
+}  // namespace
+
+LastRowScope::LastRowScope() : outer_(std::exchange(last_row_alone, true)) {}
+LastRowScope::~LastRowScope() { last_row_alone = outer_; }
+
 CausalLMImpl::CausalLMImpl(NetConfig config, ModelOutline outline, const at::TensorOptions& options)
     : outline_(std::move(outline)), parts_(std::make_unique<Parts>()) {
   parts_->config = std::move(config);
@@ -132,6 +141,7 @@ at::Tensor CausalLMImpl::forward(const at::Tensor& input) {
   if (parts_->balance) parts_->balance->begin_pass();
   at::Tensor hidden = parts_->phi.is_empty() ? parts_->model(input) : parts_->phi(input);
   if (!current_stage().last) return hidden;
+  if (last_row_alone) hidden = hidden.narrow(1, hidden.size(1) - 1, 1);
   at::Tensor logits = parts_->lm_head(hidden);
   double cap = parts_->config.logit_softcap;
   return cap > 0 ? (logits / cap).tanh() * cap : logits;

@@ -46,6 +46,20 @@ class CausalLMImpl : public torch::nn::Module {
 };
 MESHWRIGHT_MODULE(CausalLM);
 
+// While one lives, the logits of its thread's forwards are those of each sample's last row alone,
+// [batch, 1, vocab]: whoever goes on with a text reads no others, and the head is a large part of a
+// small model.
+class LastRowScope {
+ public:
+  LastRowScope();
+  ~LastRowScope();
+  LastRowScope(const LastRowScope&) = delete;
+  LastRowScope& operator=(const LastRowScope&) = delete;
+
+ private:
+  bool outer_;
+};
+
 // Builds the model of a config.json, or of a folder with one. Parameters hold no values yet: fill
 // them with initialize() or from a folder's weights. On the meta device they take no memory. Throws
 // Error(file_unreadable | bad_model_config | unknown_architecture), and Error(not_in_release) for

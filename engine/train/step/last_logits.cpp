@@ -108,7 +108,8 @@ Tensor LastLogits::last_of(const Part& part) {
       places.push_back({part.texts[i], part.positions[i]});
     scope.emplace(cache_, std::move(places));
   }
-  const Tensor all = train::logits_of(trainer_, net_, part.ids, part.positions);
+  const Tensor all = train::logits_of(trainer_, net_, part.ids, part.positions,
+                                      /*last_alone=*/true);
   // No other positions are read.
   return detail::read_by_host(*trainer_.world().everyone(), all.select(1, all.size(1) - 1))
       .to(at::TensorOptions().dtype(at::kFloat).device(at::kCPU));

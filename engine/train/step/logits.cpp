@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "engine/models/running/causal_lm.h"
 #include "engine/train/step/stages.h"
 #include "engine/train/step/step_monitor.h"
 #include "meshwright/data/dataset_kind.h"
@@ -302,7 +303,7 @@ Tensor logits_over_stages(Trainer& trainer, RunningModel& net, const Tensor& ids
 }
 
 Tensor logits_here(Trainer& trainer, RunningModel& net, const Tensor& ids,
-                   const std::vector<int64_t>& positions) {
+                   const std::vector<int64_t>& positions, bool last_alone) {
   if (trainer.stages() != nullptr) return logits_over_stages(trainer, net, ids, positions);
   Tensor input = ids.to(trainer.world().device());
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
@@ -312,6 +313,9 @@ Tensor logits_here(Trainer& trainer, RunningModel& net, const Tensor& ids,
     if (trainer.model().context_parallel() ||
         std::ranges::any_of(positions, [](int64_t position) { return position > 0; }))
       scope.emplace(rows_from(positions, whole.size(1), whole.device()));
+    std::optional<modules::LastRowScope> last;
+    // Under tensor parallelism rows stand behind the last one, and each rank may hold some.
+    if (last_alone && !tensor_parallel) last.emplace();
     return net.forward(whole);
   };
   if (!tensor_parallel) return run(input);
@@ -325,8 +329,8 @@ Tensor logits_here(Trainer& trainer, RunningModel& net, const Tensor& ids,
 }  // namespace
 
 Tensor logits_of(Trainer& trainer, RunningModel& net, const Tensor& ids,
-                 const std::vector<int64_t>& positions) {
-  Tensor out = logits_here(trainer, net, ids, positions);
+                 const std::vector<int64_t>& positions, bool last_alone) {
+  Tensor out = logits_here(trainer, net, ids, positions, last_alone);
   const int64_t vocabulary = trainer.outline().vocab_size;
   if (out.dim() != 3 || out.size(0) != ids.size(0) || out.size(2) != vocabulary)
     throw Error(ErrorCode::plugin_nonconforming,

@@ -123,10 +123,10 @@ MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& ba
 
 // Collective. ids: [batch, length] on any device, any length; gives [batch, length, vocabulary] on
 // every rank, without gradients. Under a pipeline those of the last position alone, [batch, 1,
-// vocabulary]. `positions`: of each sample's first id, where what lies before it has been kept
-// (KeyValueScope); empty: 0.
+// vocabulary]; with `last_alone` also elsewhere, where that spares work. `positions`: of each
+// sample's first id, where what lies before it has been kept (KeyValueScope); empty: 0.
 at::Tensor logits_of(Trainer& trainer, RunningModel& net, const at::Tensor& ids,
-                     const std::vector<int64_t>& positions = {});
+                     const std::vector<int64_t>& positions = {}, bool last_alone = false);
 // What to tell whoever has text written on ranks that share samples; empty: nothing.
 std::string whole_text_notice(Trainer& trainer);
 
