@@ -1,7 +1,8 @@
 #include "sdk/base/attention_cache.h"
 
-#include <ATen/ops/cat.h>
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros.h>
 
@@ -33,9 +34,9 @@ void make_room(Tensor& kept, const Tensor& like, int64_t position, int64_t end) 
   kept = std::move(larger);
 }
 
-// What queries of one sample, [1, rows, heads, head_dim], see of its keys.
-Tensor attend_one(const AttentionCoreImpl& core, const Tensor& query, const Tensor& keys,
-                  const Tensor& values, int64_t position) {
+// Into `out`: what queries of one sample, [1, rows, heads, head_dim], see of its keys.
+void attend_one(const AttentionCoreImpl& core, const Tensor& out, const Tensor& query,
+                const Tensor& keys, const Tensor& values, int64_t position) {
   const int64_t rows = query.size(1), window = core.options().window;
   // What no query's window reaches need not be looked at.
   const int64_t first = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
@@ -43,13 +44,12 @@ Tensor attend_one(const AttentionCoreImpl& core, const Tensor& query, const Tens
   const Tensor key = keys.narrow(1, first, count), value = values.narrow(1, first, count);
   if (attends(query)) {
     AttentionOptions options{.scale = core.options().scale, .window = window};
-    Tensor out = at::empty_like(query);
     Tensor lse = at::empty({1, query.size(2), rows},
                            query.options().dtype(attention_compute_type(query.scalar_type())));
     detail::attend(options, {},
                    {{.runs = {{position, rows}}, .query = query, .out = out, .lse = lse}},
                    {{.runs = {{first, count}}, .key = key, .value = value}});
-    return out;
+    return;
   }
   std::optional<Tensor> mask;
   if (rows > 1) {
@@ -64,10 +64,10 @@ Tensor attend_one(const AttentionCoreImpl& core, const Tensor& query, const Tens
     }
     mask = hidden;
   }
-  return at::scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2),
-                                          value.transpose(1, 2), mask, 0, /*is_causal=*/false,
-                                          core.options().scale, query.size(2) != key.size(2))
-      .transpose(1, 2);
+  out.copy_(at::scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2),
+                                             value.transpose(1, 2), mask, 0, /*is_causal=*/false,
+                                             core.options().scale, query.size(2) != key.size(2))
+                .transpose(1, 2));
 }
 
 }  // namespace
@@ -93,13 +93,23 @@ Tensor KeyValueCache::attend(const AttentionCoreImpl& core, const Tensor& given,
                              const std::vector<KeyValuePlace>& places) const {
   const std::map<int64_t, Kept>& texts = kept_.at(&core);
   const Tensor query = as_autocast(given).contiguous();
-  std::vector<Tensor> out;
-  for (size_t i = 0; i < places.size(); ++i) {
-    const Kept& kept = texts.at(places[i].text);
-    out.push_back(attend_one(core, query.narrow(0, static_cast<int64_t>(i), 1), kept.key,
-                             kept.value, places[i].position));
-  }
-  return out.size() == 1 ? out.front() : at::cat(out);
+  Tensor out = at::empty_like(query);
+  auto attend_some = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const KeyValuePlace& place = places[static_cast<size_t>(i)];
+      const Kept& kept = texts.at(place.text);
+      attend_one(core, out.narrow(0, i, 1), query.narrow(0, i, 1), kept.key, kept.value,
+                 place.position);
+    }
+  };
+  // A text's attention for one row is short work: texts are shared out among threads rather than
+  // the heads of each.
+  const auto samples = static_cast<int64_t>(places.size());
+  if (query.is_cpu() && samples >= at::get_num_threads())
+    at::parallel_for(0, samples, 1, attend_some);
+  else
+    attend_some(0, samples);
+  return out;
 }
 
 void KeyValueCache::drop(int64_t text) {
