@@ -1,6 +1,9 @@
 // axolotl's YAML: arguments of Hugging Face's Trainer under names of its own, a list of data sets,
 // and adapters that one word switches on.
 #include <algorithm>
+#include <boost/algorithm/string/replace.hpp>
+#include <map>
+#include <string>
 
 #include "apps/migrate/data_sets.h"
 #include "apps/migrate/trainer_args.h"
@@ -60,6 +63,44 @@ Leaf* axolotl_adapters(Migrator& m) {
   return on;
 }
 
+// Its `format` with the columns' own names: where `input` is empty no_input_format counts there,
+// and here the text in front of it is left out.
+std::string with_columns(std::string format, const std::string& instruction,
+                         const std::string& input) {
+  boost::replace_all(format, "{instruction}", "{" + instruction + "}");
+  boost::replace_all(format, "{input}", "{" + input + "?}");
+  return format;
+}
+
+// A `type` that is a table: axolotl's UserDefinedDatasetConfig, whose defaults these are. Gives
+// dataset.jsonl.fields.
+Value own_columns(Migrator& m, const Leaf& type) {
+  std::map<std::string, std::string> says = {{"field_instruction", "instruction"},
+                                             {"field_input", "input"},
+                                             {"field_output", "output"},
+                                             {"format", "{instruction} {input} "},
+                                             {"no_input_format", "{instruction} "}};
+  for (const Entry& entry : type.value.entries) {
+    const Leaf part{type.key + "." + entry.key, entry.place, entry.value};
+    if (const auto known = says.find(entry.key);
+        known != says.end() && entry.value.kind == Value::Kind::string)
+      known->second = entry.value.text;
+    else if (!is_empty(entry.value))
+      m.left(part, "see dataset.jsonl.fields: a row's prompt is a text with columns in it");
+  }
+  if (const Entry* bare = type.value.find("no_input_format");
+      bare != nullptr && says["format"].find("{input}") != std::string::npos)
+    m.left({type.key + ".no_input_format", bare->place, bare->value},
+           "a row without input has its prompt by format here, without the text in front of it");
+  Value fields;
+  fields.entries.push_back(
+      {"prompt",
+       {},
+       Value(with_columns(says["format"], says["field_instruction"], says["field_input"]))});
+  fields.entries.push_back({"completion", {}, Value(says["field_output"])});
+  return fields;
+}
+
 // What an item of `datasets` says that its columns and roles here do not.
 void about_rows(Migrator& m, const std::string& table, const Value& rows, const Leaf& from,
                 DataSet& out) {
@@ -81,6 +122,9 @@ void about_rows(Migrator& m, const std::string& table, const Value& rows, const 
     if (is("split")) {
       if (!out.files.empty() && text.find('[') != std::string::npos)
         m.left(part, "see " + table + ".path: name the files of that part");
+    } else if (is("type") && entry.value.is_table() && columns) {
+      wish("fields", own_columns(m, part));
+      wish("format", Value("prompt_completion"), "prompts there have no template around them");
     } else if (is("type") && entry.value.kind == Value::Kind::string) {
       if (out.text) continue;
       if (text.starts_with("chat_template"))

@@ -370,6 +370,13 @@ bool is_conversation(const Value& value) {
   return value.is_list() && !value.as_list().empty() && value.as_list().front().is_dict();
 }
 
+// Whether a column of that name is read without `fields`.
+bool is_known(std::string_view name) {
+  return name == "text" || std::ranges::find(kConversations, name) != std::end(kConversations) ||
+         std::ranges::find(kCompletions, name) != std::end(kCompletions) ||
+         std::ranges::find(kPrompts, name, &KnownPrompt::column) != std::end(kPrompts);
+}
+
 // The settings of `fields` that read columns of a row that has none of the names that are known: by
 // what they hold.
 std::string possible_fields(const Value& row) {
@@ -407,6 +414,11 @@ Error preferences(const Value& row, const std::string& where, const std::string&
 Error of_no_kind(const Value& row, const std::string& where, const std::string& table) {
   if (member(row, "chosen") != nullptr && member(row, "rejected") != nullptr)
     return preferences(row, where, table);
+  for (const auto& [key, value] : row.as_dict())
+    if (value.is_none() && is_known(key))
+      return refused_row(where, in_quotes(key) + " is null")
+          .key(table + ".fields")
+          .help("write what belongs there, \"\" for nothing, or leave the row out");
   return refused_row(where,
                      "the row has neither \"messages\", nor \"prompt\" and \"completion\", nor "
                      "\"text\"; its keys: " +

@@ -190,7 +190,12 @@ void add_messages(Row& row, const Value& given, bool known, const std::string& w
                   const std::string& key) {
   if (!given.is_list())
     throw refused_row(
-        where, "\"" + key + "\" is " + given.kind_name() + ", where a list of messages belongs");
+        where, "\"" + key + "\" is " + given.kind_name() + ", where a list of messages belongs")
+        .help(
+            "write it as [{\"role\": \"user\", \"content\": ...}, ...], or name the column of a "
+            "text "
+            "in `fields`: { text = \"" +
+            key + "\" }");
   size_t number = 0;
   for (const Value& message : given.as_list())
     add_message(row, message, known, where, key + "[" + std::to_string(number++) + "]");

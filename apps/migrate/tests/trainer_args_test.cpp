@@ -427,6 +427,9 @@ TEST_CASE("columns of other names are told, or named where there is a key for it
          "fields = {completion = \"a\", prompt = \"{c} {q}\"}", "dataset.column_mapping.context"},
         {"base_model: /m\ndatasets: [{path: ./a, type: chat_template, field_messages: talk}]\n",
          "fields = {messages = \"talk\"}", "datasets.field_messages"},
+        {"base_model: /m\ndatasets: [{path: ./a, type: {field_instruction: q, field_output: a, "
+         "format: \"Q: {instruction} {input}\\nA: \"}}]\n",
+         R"(fields = {completion = "a", prompt = "Q: {q} {input?}\nA: "})", "datasets.type"},
         {"base_model: /m\ndatasets: [{path: ./a, type: completion, field: chapter}]\n",
          "text_field = \"chapter\"", nullptr},
         {"model_name_or_path: /m\ndataset_name: ./a\ndataset_text_field: body\n",

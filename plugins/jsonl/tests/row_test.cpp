@@ -231,6 +231,8 @@ TEST_CASE("rows that are refused") {
            {R"({"prompt": "x", "id": 1})",
             "the row has neither \"messages\", nor \"prompt\" and \"completion\", nor \"text\"; "
             "its keys: prompt, id"},
+           {R"({"prompt": "x", "completion": null})", "\"completion\" is null"},
+           {R"({"text": null, "id": 1})", "\"text\" is null"},
            {R"({"text": "t"})",
             "the row is of kind text, but the rows of this data set are of "
             "kind messages"},
