@@ -10,7 +10,10 @@
 #include "meshwright/nn/layers.h"
 #include "sdk/base/attention_cache.h"
 
+namespace few_rows_test {
+
 using namespace meshwright;
+namespace detail = meshwright::detail;
 using at::Tensor;
 
 namespace {
@@ -77,3 +80,5 @@ TEST_CASE("few rows are taken where keys and values are kept, and there alone") 
   c10::AutoGradMode grad(true);
   CHECK(!detail::takes_few_rows(x, linear->weight));
 }
+
+}  // namespace few_rows_test
