@@ -73,7 +73,7 @@ int start_chat(Call& call, const Ranks& ranks) {
     call.err.flush();
   };
   std::optional<Typed> typed;
-  if (::isatty(STDIN_FILENO) == 1) {
+  if (::isatty(STDIN_FILENO) == 1 && screen) {
     typed.emplace(here);
     here.line = [&] { return typed->line(); };
     here.interrupted = [&] { return typed->interrupts().heard(); };

@@ -122,6 +122,14 @@ void check_files(const Call& call, const generate::Ask& ask) {
   std::error_code failed;
   if (std::filesystem::exists(std::filesystem::symlink_status(*ask.out, failed)))
     throw wrong("--out " + *ask.out + " is already there").help("--out another.jsonl");
+  const std::filesystem::path folder = std::filesystem::path(*ask.out).parent_path();
+  if (!folder.empty() && !std::filesystem::is_directory(folder, failed))
+    throw wrong("--out " + *ask.out + ": there is no folder " + folder.string())
+        .help("mkdir -p " + text::shell_word(folder.string()));
+  if (const std::string part = *ask.out + ".part";
+      std::filesystem::exists(std::filesystem::symlink_status(part, failed)))
+    throw wrong(part + " has the rows of a run that writes it, or did not come to its end")
+        .help("--out another.jsonl, or rm " + text::shell_word(part));
 }
 
 int start_generate(Call& call, const Ranks& ranks) {
@@ -138,7 +146,10 @@ int start_generate(Call& call, const Ranks& ranks) {
   if (!started_by_us(ranks) || ask.of_messages() || ask.prompts) {
     const generate::Source source(ask.folder, ask.sets);
     if (ask.prompts) ask.conversations = generate::read_prompts(source, ask).conversations;
-    const std::string told = generate::take_generation_config(source, ask, ask.of_messages());
+    // Rows of a file that are texts go on as ever; the ranks take it for the others.
+    generate::Ask of_rows = ask;
+    const std::string told =
+        generate::take_generation_config(source, ask.prompts ? of_rows : ask, ask.of_messages());
     if (!started_by_us(ranks)) {
       // Every rank asks, so that all of them refuse alike and at once.
       if (!ask.prompts) (void)generate::asked_of(source, ask);

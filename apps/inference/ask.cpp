@@ -42,23 +42,30 @@ std::string take_generation_config(const Source& source, Ask& ask, bool conversa
   const ConfigJson json = ConfigJson::parse(
       base::read_foreign(file, 16 << 20, ErrorCode::file_unreadable), file.string());
   std::vector<std::string> flags;
-  auto take = [&](const char* flag, auto& now, auto value) {
-    if (ask.given.contains(flag) || now == value) return;
+  // Read only where it would be taken: what cannot be is no reason to refuse anything else.
+  auto take = [&](const char* flag, const char* key, auto& now, const auto& read) {
+    if (ask.given.contains(flag) || !json.has(key)) return;
+    auto value = now;
+    try {
+      value = read();
+    } catch (Error& error) {
+      if (!conversation) return;
+      throw Error(error).help(std::string("--") + flag + " says it in its place");
+    }
+    if (now == value) return;
     flags.push_back(std::string("--") + flag + " " + number_text(static_cast<double>(value)));
     if (conversation) now = value;
   };
-  constexpr double kMost = std::numeric_limits<double>::max();
-  if (json.has("do_sample") && !json.boolean("do_sample", true))
-    take("temperature", ask.temperature, 0.0);
-  else if (json.has("temperature"))
-    take("temperature", ask.temperature, json.number("temperature", 0, kMost));
-  if (json.has("top_k")) take("top-k", ask.top_k, json.integer("top_k", 0, INT32_MAX));
-  if (json.has("top_p"))
-    take("top-p", ask.top_p, json.number("top_p", std::numeric_limits<double>::min(), 1));
-  if (json.has("min_p")) take("min-p", ask.min_p, json.number("min_p", 0, 1));
-  if (json.has("repetition_penalty"))
-    take("repetition-penalty", ask.repetition_penalty,
-         json.number("repetition_penalty", std::numeric_limits<double>::min(), kMost));
+  constexpr double kMost = std::numeric_limits<double>::max(),
+                   kLeast = std::numeric_limits<double>::min();
+  const bool greedy = json.has("do_sample") && !json.boolean("do_sample", true);
+  take("temperature", greedy ? "do_sample" : "temperature", ask.temperature,
+       [&] { return greedy ? 0.0 : json.number("temperature", 0, kMost); });
+  take("top-k", "top_k", ask.top_k, [&] { return json.integer("top_k", 0, INT32_MAX); });
+  take("top-p", "top_p", ask.top_p, [&] { return json.number("top_p", kLeast, 1); });
+  take("min-p", "min_p", ask.min_p, [&] { return json.number("min_p", 0, 1); });
+  take("repetition-penalty", "repetition_penalty", ask.repetition_penalty,
+       [&] { return json.number("repetition_penalty", kLeast, kMost); });
   if (flags.empty()) return {};
   const std::string all = text::join(flags, " ");
   return conversation ? "as " + file.string() + " has it: " + all
@@ -93,14 +100,20 @@ void check_ways(const Ask& ask) {
         .help("leave out all but one");
 }
 
+void refuse_for_texts(const Ask& ask, const std::string& why) {
+  for (const auto& [name, is] : {std::pair{"--system", ask.system.has_value()},
+                                 {"--chat-template", ask.chat_template.has_value()}})
+    if (is)
+      throw Error(ErrorCode::usage,
+                  std::string(name) + " is of a conversation" + (why.empty() ? "" : ", and " + why))
+          .help(ask.prompts ? R"(rows of {"messages": [{"role": "user", "content": "Hello"}]})"
+                            : "--chat 'What to say' in place of --prompt");
+}
+
 Asked asked_of(const Source& source, const Ask& ask) {
   check_ways(ask);
   if (!ask.of_messages()) {
-    for (const auto& [name, is] : {std::pair{"--system", ask.system.has_value()},
-                                   {"--chat-template", ask.chat_template.has_value()}})
-      if (is)
-        throw Error(ErrorCode::usage, std::string(name) + " is of a conversation")
-            .help("--chat 'What to say' in place of --prompt");
+    refuse_for_texts(ask, "");
     return {source.prompt(ask), source.stops(ask)};
   }
   const ChatFormat format(source, ask.chat_template, ask.adapter);
@@ -119,6 +132,15 @@ void check_stop_texts(const Source& source, const Ask& ask) {
   if (ask.tokens)
     throw Error(ErrorCode::usage, "--stop-text looks for text, and --tokens gives ids")
         .help("--stop IDS ends behind one of these ids");
+  if (source.tokenizer() != nullptr)
+    for (const std::string_view special : source.tokenizer()->special_tokens())
+      for (const std::string& text : ask.stop_texts)
+        if (text.find(special) != std::string::npos)
+          throw Error(ErrorCode::usage, "--stop-text \"" + text +
+                                            "\" never comes: " + std::string(special) +
+                                            " is a special token, which is no text")
+              .help("--stop " + std::to_string(*source.tokenizer()->id_of(special)) +
+                    " ends behind it");
   if (source.tokenizer() == nullptr && !source.bytes())
     throw Error(ErrorCode::usage, "--stop-text needs a tokenizer, which " +
                                       source.folder().string() + " does not have")

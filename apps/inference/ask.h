@@ -31,11 +31,13 @@ struct Ask : Request {
 
 // Options of sampling as the folder's generation_config.json has them. For a conversation they are
 // taken where the user gave none; a text goes on as ever. Gives what there is to tell about it; "":
-// nothing. Throws Error(bad_model_config).
+// nothing. Throws Error(bad_model_config) for values that a conversation cannot take.
 std::string take_generation_config(const Source& source, Ask& ask, bool conversation);
 
 // Throws Error(usage) where more than one says what is asked.
 void check_ways(const Ask& ask);
+// Throws Error(usage) for options of conversations, where there are none: `why`; "": it says so.
+void refuse_for_texts(const Ask& ask, const std::string& why);
 
 struct Conversation;
 // --system before the messages. Throws Error(usage) where `where` has one already.

@@ -97,6 +97,7 @@ Dialogue::Wants Dialogue::take(const std::string& line) {
   } else if (name == "/reset") {
     const bool keeps = has_system();
     said_.messages.as_list().resize(keeps ? 1 : 0);
+    forgotten_ = 0;
     tell_(keeps ? "a new conversation, with the same system message" : "a new conversation");
   } else if (name == "/system") {
     set_system(rest);
@@ -128,13 +129,21 @@ Conversation Dialogue::last_alone() const {
 }
 
 bool Dialogue::forget_first() {
-  chat::Value::List& all = said_.messages.as_list();
-  const auto first = all.begin() + (has_system() ? 1 : 0);
-  auto next = first;
-  while (next != all.end() && (next == first || !has_role(*next, "user"))) ++next;
-  if (next == all.end()) return false;
-  all.erase(first, next);
+  const chat::Value::List& all = said_.messages.as_list();
+  const size_t first = (has_system() ? 1 : 0) + forgotten_;
+  size_t next = first;
+  while (next < all.size() && (next == first || !has_role(all[next], "user"))) ++next;
+  if (next >= all.size()) return false;
+  forgotten_ += next - first;
   return true;
+}
+
+Conversation Dialogue::conversation() const {
+  Conversation out = said_;
+  chat::Value::List& all = out.messages.as_list();
+  const auto first = all.begin() + (has_system() ? 1 : 0);
+  all.erase(first, first + static_cast<std::ptrdiff_t>(forgotten_));
+  return out;
 }
 
 }  // namespace meshwright::generate

@@ -26,17 +26,20 @@ class Dialogue {
   void take_back();
   // The last message alone, behind the system's.
   Conversation last_alone() const;
-  // The oldest turn goes, with its answer; false: the last one has nothing before it.
+  // The oldest turn goes from what is answered, with its answer; false: the last one has nothing
+  // before it.
   bool forget_first();
 
-  const Conversation& conversation() const { return said_; }
+  // What is answered: the system's message, and all that is not forgotten.
+  Conversation conversation() const;
 
  private:
   bool has_system() const;
   void set_system(const std::string& text);
   void save(const std::string& file);
   void help() const;
-  Conversation said_;
+  Conversation said_;     // all of it: what is forgotten can be saved
+  size_t forgotten_ = 0;  // messages behind the system's
   std::function<void(const std::string&)> tell_;
 };
 

@@ -95,6 +95,7 @@ Prompts read_prompts(const Source& source, const Ask& ask) {
     try {
       Prompts::Row row{columns_of(line), {}};
       row.prompt = prompt_of(row.columns, source, ask, format);
+      row.conversation = row.columns.contains("messages");
       out.rows.push_back(std::move(row));
     } catch (Error& error) {
       throw Error(error).at({Origin::Source::file, file, number, 0});
@@ -102,7 +103,9 @@ Prompts read_prompts(const Source& source, const Ask& ask) {
   }
   if (out.rows.empty()) throw bad_row(file + " has no row");
   out.conversations = format.has_value();
-  out.stops = format ? format->stops(source, ask) : source.stops(ask);
+  if (!format) refuse_for_texts(ask, "the rows of " + file + " are no conversations");
+  out.stops = source.stops(ask);
+  if (format) out.turn_stops = format->stops(source, ask);
   return out;
 }
 

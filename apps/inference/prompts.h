@@ -14,10 +14,11 @@ struct Prompts {
   struct Row {
     boost::json::object columns;  // as the file has them
     std::vector<int64_t> prompt;
+    bool conversation = false;
   };
   std::vector<Row> rows;
-  std::vector<int64_t> stops;
-  bool conversations = false;  // some are
+  std::vector<int64_t> stops, turn_stops;  // of texts, and of conversations
+  bool conversations = false;              // some are
 };
 
 // `ask.prompts`. Throws what asked_of() throws, with the line, and Error(bad_dataset).

@@ -345,6 +345,8 @@ TEST_CASE("chat: turns that leave the context are forgotten, and told; a long li
 TEST_CASE("a file of prompts is answered row by row, as each row is alone") {
   const ChatFolder folder;
   const std::string model = quoted(folder.model), stops = " --stop-text zq --max-new 9";
+  // Which a conversation takes, and a text beside it does not.
+  put(folder.model / "generation_config.json", R"({"top_p": 0.2})");
   std::string rows;
   std::vector<json::value> alone;
   for (const auto& [row, asked] : std::vector<std::pair<std::string, std::string>>{
@@ -381,6 +383,15 @@ TEST_CASE("a file of prompts is answered row by row, as each row is alone") {
       CHECK(row.at("stopped") == alone[count].at("stopped"));
       const std::string& asked = count == 2 ? "messages" : count == 1 ? "tokens" : "prompt";
       CHECK(row.as_object().contains(asked));
+      const std::string whole(alone[count].at("text").as_string()),
+          text(row.at("text").as_string());
+      if (asked == "prompt")
+        CHECK(whole == std::string(row.at("prompt").as_string()) + text);
+      else if (asked == "messages")
+        CHECK(whole == text);
+      else
+        CHECK(whole.ends_with(text));
+      REQUIRE(row.at("log_probabilities").as_array().size() == row.at("new_ids").as_array().size());
       for (size_t i = 0; i < row.at("log_probabilities").as_array().size(); ++i)
         CHECK(
             row.at("log_probabilities").at(i).as_double() ==
@@ -415,8 +426,13 @@ TEST_CASE("a file of prompts is refused with the line") {
     CHECK(ran.out.find(part) != std::string::npos);
   }
   put(file, "{\"prompt\": \"a\"}\n");
+  put(folder.path / "part.part", "");
   check_refused(
-      {{asks, 2, "--out says which"},
+      {{asks + out + " --system s", 2, "are no conversations"},
+       {asks + " --out " + quoted(folder.path / "nowhere" / "o"), 2, "there is no folder"},
+       {asks + " --out " + quoted(folder.path / "part"), 2, "did not come to its end"},
+       {asks + out + " --stop-text 'a<|end|>'", 2, "is a special token"},
+       {asks, 2, "--out says which"},
        {asks + out + " --prompt b", 2, "--prompt and --prompts"},
        {asks + out + " --json", 2, "JSON already"},
        {asks + " --out " + quoted(file), 2, "is already there"},

@@ -29,6 +29,10 @@ class Answer {
     for (int64_t id : prompt) all += letters_.add(id);
     put(all);
   }
+  // Stands before the answer and is not shown: how the first letters are written depends on it.
+  void follows(const std::vector<int64_t>& prompt) {
+    for (int64_t id : prompt) letters_.add(id);
+  }
   void add(int64_t id) { put(stops_.add(letters_.add(id))); }
   void finish() {
     put(stops_.add(letters_.finish()));

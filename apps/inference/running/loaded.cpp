@@ -157,14 +157,15 @@ rendezvous::Facts facts_of(const Ask& ask, const std::vector<int64_t>& prompt) {
   }
   return {{"the prompt's tokens", words},
           {"--max-new", std::to_string(ask.max_new)},
-          {"--temperature", text::format("%f", ask.temperature)},
+          {"--temperature", text::format("%.17g", ask.temperature)},
           {"--top-k", std::to_string(ask.top_k)},
-          {"--top-p", text::format("%f", ask.top_p)},
-          {"--min-p", text::format("%f", ask.min_p)},
-          {"--repetition-penalty", text::format("%f", ask.repetition_penalty)},
+          {"--top-p", text::format("%.17g", ask.top_p)},
+          {"--min-p", text::format("%.17g", ask.min_p)},
+          {"--repetition-penalty", text::format("%.17g", ask.repetition_penalty)},
           {"--seed", std::to_string(ask.seed)},
           {"--stop", ask.stop.value_or("")},
           {"--stop-text", text::join(ask.stop_texts, "\n")},
+          {"--batch", ask.prompts ? std::to_string(ask.batch) : ""},
           {"--adapter", ask.adapter.value_or("")},
           {"--merge", ask.merge ? "given" : ""}};
 }

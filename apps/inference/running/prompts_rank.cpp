@@ -40,7 +40,7 @@ namespace json = boost::json;
 class Rows {
  public:
   explicit Rows(const std::string& path)
-      : path_(path), part_(path + ".part", base::AppendFile::Old::emptied) {}
+      : path_(path), part_(path + ".part", base::AppendFile::Old::refused) {}
 
   void add(size_t row, const json::object& columns) {
     waiting_.emplace(row, json::serialize(columns) + "\n");
@@ -70,9 +70,13 @@ class Batch {
         ask_(ask),
         prompts_(prompts),
         ended_(std::move(ended)),
-        sampling_{ask.temperature, ask.top_k, ask.top_p, ask.min_p, ask.repetition_penalty},
+        sampling_(ask.sampling()),
         context_(loaded.context()),
-        last_(loaded.trainer(), loaded.net()) {}
+        last_(loaded.trainer(), loaded.net()) {
+    Ask talk = ask;
+    if (prompts.conversations) take_generation_config(source, talk, true);
+    talk_sampling_ = talk.sampling();
+  }
 
   // Collective.
   void run() {
@@ -83,6 +87,8 @@ class Batch {
     }
   }
   int64_t tokens() const { return tokens_; }
+  // Rows of which the model did not see the beginning any more.
+  int64_t beyond_context() const { return beyond_context_; }
 
  private:
   struct Going {
@@ -91,6 +97,7 @@ class Batch {
     Answer answer;
     std::vector<double> log_probabilities;
     const char* stopped = nullptr;  // why; nullptr: it goes on
+    bool beyond_context = false;
   };
 
   void begin(size_t row) {
@@ -99,13 +106,17 @@ class Batch {
               prompts_.rows[row].prompt,
               Answer(source_, false, ask_.stop_texts, [](const std::string&) {}),
               {}}));
+    if (!prompts_.rows[row].conversation) going_.back()->answer.follows(prompts_.rows[row].prompt);
   }
 
   void step() {
     std::vector<LastLogits::Text> texts;
     for (const auto& one : going_) {
       std::span<const int64_t> ids = one->ids;
-      if (std::ssize(ids) > context_) ids = ids.last(static_cast<size_t>(context_));
+      if (std::ssize(ids) > context_) {
+        ids = ids.last(static_cast<size_t>(context_));
+        if (!std::exchange(one->beyond_context, true)) ++beyond_context_;
+      }
       texts.push_back({static_cast<int64_t>(one->row), ids});
     }
     const at::Tensor logits = last_.of(texts).contiguous();
@@ -118,19 +129,19 @@ class Batch {
   void add(Going& text, std::span<float> logits) {
     const auto made = static_cast<int64_t>(text.log_probabilities.size());
     // What a row draws depends on its place in the file, and on nothing beside it.
-    const NextToken next = next_token(logits, text.ids, sampling_, ask_.seed + text.row, made,
-                                      /*log_probability=*/true);
+    const bool talks = prompts_.rows[text.row].conversation;
+    const NextToken next = next_token(logits, text.ids, talks ? talk_sampling_ : sampling_,
+                                      ask_.seed + text.row, made, /*log_probability=*/true);
     text.ids.push_back(next.id);
     text.log_probabilities.push_back(next.log_probability);
     ++tokens_;
-    const bool ends = std::ranges::find(prompts_.stops, next.id) != prompts_.stops.end();
+    const std::vector<int64_t>& stops = talks ? prompts_.turn_stops : prompts_.stops;
+    const bool ends = std::ranges::find(stops, next.id) != stops.end();
     if (!ends) text.answer.add(next.id);
-    text.stopped = ends                        ? "stop"
-                   : text.answer.stops().met() ? "stop_text"
-                   : made + 1 == ask_.max_new  ? "length"
-                                               : nullptr;
-    if (text.stopped == nullptr) return;
+    if (!ends && !text.answer.stops().met() && made + 1 < ask_.max_new) return;
+    // What was held back may have a stop text.
     text.answer.finish();
+    text.stopped = ends ? "stop" : text.answer.stops().met() ? "stop_text" : "length";
     last_.drop(static_cast<int64_t>(text.row));
     ended_(text.row, found(text));
   }
@@ -151,12 +162,12 @@ class Batch {
   const Ask& ask_;
   const Prompts& prompts_;
   std::function<void(size_t, const json::object&)> ended_;
-  Sampling sampling_;
+  Sampling sampling_, talk_sampling_;  // of texts, and of conversations
   int64_t context_;
   LastLogits last_;
   std::vector<std::unique_ptr<Going>> going_;
   size_t next_ = 0;
-  int64_t tokens_ = 0;
+  int64_t tokens_ = 0, beyond_context_ = 0;
 };
 
 }  // namespace
@@ -164,9 +175,14 @@ class Batch {
 int prompts_rank(const Ask& ask, rendezvous::Ending& ending) {
   const Source source(ask.folder, ask.sets);
   const Prompts prompts = read_prompts(source, ask);
-  std::vector<int64_t> all;
-  for (const Prompts::Row& row : prompts.rows)
-    all.insert(all.end(), row.prompt.begin(), row.prompt.end());
+  std::vector<int64_t> all;  // what all ranks read alike
+  auto add = [&](const std::vector<int64_t>& ids) {
+    all.push_back(std::ssize(ids));
+    all.insert(all.end(), ids.begin(), ids.end());
+  };
+  for (const Prompts::Row& row : prompts.rows) add(row.prompt);
+  add(prompts.stops);
+  add(prompts.turn_stops);
   auto tell = [](const std::string& text) {
     std::fprintf(stderr, "notice: %s\n", report::printable(text).c_str());
   };
@@ -200,6 +216,10 @@ int prompts_rank(const Ask& ask, rendezvous::Ending& ending) {
                           report::printable(*ask.out).c_str())
                  .c_str(),
              stderr);
+  if (batch.beyond_context() > 0)
+    tell("the context of " + std::to_string(loaded.context()) + " tokens was full: of " +
+         report::counted(batch.beyond_context(), "row", "rows") +
+         " the model did not see the beginning any more");
   return 0;
 }
 

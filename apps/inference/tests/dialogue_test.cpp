@@ -23,7 +23,8 @@ namespace {
 // "role:content role:content"
 std::string said(const Dialogue& dialogue) {
   std::string out;
-  for (const auto& one : dialogue.conversation().messages.as_list())
+  const Conversation conversation = dialogue.conversation();
+  for (const auto& one : conversation.messages.as_list())
     out += (out.empty() ? "" : " ") + one.get("role")->as_string() + ":" +
            one.get("content")->as_string();
   return out;
@@ -95,6 +96,7 @@ TEST_CASE("/save writes what generate --messages reads, and replaces nothing") {
   dialogue.take("Zürich\t\"");
   dialogue.answered("b");
   dialogue.take("c");
+  CHECK(dialogue.forget_first());
   dialogue.take("/save " + file.string());
   REQUIRE(told.size() == 1);
   CHECK(told[0] == "wrote " + file.string() + ", 4 messages");

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/train/step/sampling.h"
 #include "meshwright/outline.h"
 #include "sdk/base/files/utf8.h"
 #include "sdk/text/tokenizer/tokenizer.h"
@@ -31,6 +32,8 @@ struct Request {
   uint64_t seed = 42;
   bool json = false;
   bool live = false;  // rank 0's standard output is a terminal
+
+  Sampling sampling() const { return {temperature, top_k, top_p, min_p, repetition_penalty}; }
 };
 
 // In a checkpoint of a plugin's model: what --set needs beside config.json, a line each.

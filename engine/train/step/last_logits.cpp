@@ -25,7 +25,7 @@ LastLogits::LastLogits(Trainer& trainer, RunningModel& net) : trainer_(trainer),
   for (const auto& one : module.modules())
     if (const auto* rotary = dynamic_cast<const RotaryEmbeddingImpl*>(one.get()))
       keeps_ = keeps_ && !rotary->follows_length();
-  proven_ = dynamic_cast<const modules::CausalLMImpl*>(&module) != nullptr;
+  ours_ = proven_ = dynamic_cast<const modules::CausalLMImpl*>(&module) != nullptr;
 }
 
 Tensor LastLogits::of(const std::vector<Text>& texts) {
@@ -45,7 +45,8 @@ Tensor LastLogits::of(const std::vector<Text>& texts) {
     computed_ += length - position;
     const Tensor fresh = at::empty({1, length - position}, at::kLong);
     std::copy(ids.begin() + position, ids.end(), fresh.mutable_data_ptr<int64_t>());
-    if (proven_ && position > 0 && position + 1 == length) {
+    // Another's model may read where its rows stand as if all samples stood alike.
+    if (ours_ && position > 0 && position + 1 == length) {
       if (together) {
         Part& part = parts[*together];
         part.texts.push_back(number);
@@ -61,9 +62,11 @@ Tensor LastLogits::of(const std::vector<Text>& texts) {
   }
   Tensor out;
   for (size_t p = 0; p < parts.size(); ++p) {
-    Tensor found = last_of(parts[p]);
-    if (!proven_ && keeps_ && parts[p].positions.front() > 0)
-      found = proven(texts[static_cast<size_t>(places[p].front())], found);
+    const Text& first = texts[static_cast<size_t>(places[p].front())];
+    const bool goes_on = parts[p].positions.front() > 0;
+    // Since a text before this one nothing is kept any more.
+    Tensor found = goes_on && !keeps_ ? last_of_whole(first) : last_of(parts[p]);
+    if (!proven_ && keeps_ && goes_on) found = proven(first, found);
     if (parts.size() == 1) return found;
     if (!out.defined())
       out = at::empty({static_cast<int64_t>(texts.size()), found.size(1)}, found.options());
@@ -88,16 +91,20 @@ void LastLogits::drop(int64_t text) {
 // ways. Collective; gives what is right.
 Tensor LastLogits::proven(const Text& text, const Tensor& found) {
   proven_ = true;
-  const Tensor ids = at::empty({1, static_cast<int64_t>(text.ids.size())}, at::kLong);
-  std::ranges::copy(text.ids, ids.mutable_data_ptr<int64_t>());
   keeps_ = false;
-  const Tensor whole = last_of({{text.number}, {0}, ids});
+  const Tensor whole = last_of_whole(text);
   const bool same = (found - whole).abs().max().item<double>() <=
                     tolerance() * std::max(1.0, whole.abs().max().item<double>());
   Tensor others = at::full({1}, same ? 0 : 1, at::kLong).to(trainer_.world().device());
   trainer_.world().everyone()->all_reduce(others, ReduceOp::sum, /*control=*/true).wait();
   keeps_ = others.item<int64_t>() == 0;
   return keeps_ ? found : whole;
+}
+
+Tensor LastLogits::last_of_whole(const Text& text) {
+  const Tensor ids = at::empty({1, static_cast<int64_t>(text.ids.size())}, at::kLong);
+  std::ranges::copy(text.ids, ids.mutable_data_ptr<int64_t>());
+  return last_of({{text.number}, {0}, ids});
 }
 
 Tensor LastLogits::last_of(const Part& part) {

@@ -26,7 +26,7 @@ class LastLogits {
     std::span<const int64_t> ids;  // at least one
   };
   // Collective. Gives float32 [texts, vocabulary] on the host. Texts with one new token each are
-  // one forward; every other one has its own.
+  // one forward of a model of the engine's own; every other one has its own.
   at::Tensor of(const std::vector<Text>& texts);
   // Collective. The same for text 0: ids [1, length] int64 on the CPU; gives [1, 1, vocabulary].
   at::Tensor of(const at::Tensor& ids);
@@ -42,6 +42,7 @@ class LastLogits {
   };
   // Of one forward; positions of 0 read anew.
   at::Tensor last_of(const Part& part);
+  at::Tensor last_of_whole(const Text& text);
   at::Tensor proven(const Text& text, const at::Tensor& found);
   double tolerance() const;
 
@@ -50,7 +51,7 @@ class LastLogits {
   detail::KeyValueCache cache_;
   std::map<int64_t, std::vector<int64_t>> read_;  // by text
   int64_t computed_ = 0;
-  bool keeps_ = false, proven_ = false;
+  bool keeps_ = false, ours_ = false, proven_ = false;
 };
 
 }  // namespace meshwright::generate

@@ -142,6 +142,23 @@ TEST_CASE("text: a model of somebody else's is tried, and read anew where it mix
         for (int64_t length = 5; rows.size() < 31; ++length)
           rows.push_back(length <= kContext ? 1 : kContext);
       CHECK(made.rows == rows);
+      // Of several, each as alone: the first of them shows whether anything can be kept.
+      std::vector<std::vector<int64_t>> texts{{5, 1, 7}, {2, 8, 8, 4, 6}, {3, 3}};
+      generate::LastLogits last(rank.trainer, net);
+      const c10::NoGradGuard no_grad;
+      for (int step = 0; step < 4; ++step) {
+        CAPTURE(step);
+        std::vector<generate::LastLogits::Text> given;
+        for (size_t i = 0; i < texts.size(); ++i)
+          given.push_back({static_cast<int64_t>(i), texts[i]});
+        const Tensor found = last.of(given);
+        for (size_t i = 0; i < texts.size(); ++i) {
+          const Tensor whole = run(at::tensor(texts[i]).unsqueeze(0)).select(1, -1).select(0, 0);
+          CHECK((found.select(0, static_cast<int64_t>(i)) - whole).abs().max().item<double>() <
+                1e-5);
+          texts[i].push_back(whole.argmax().item<int64_t>());
+        }
+      }
     });
   }
 }
