@@ -23,7 +23,7 @@ namespace {
 // "role:content role:content"
 std::string said(const Dialogue& dialogue) {
   std::string out;
-  const Conversation conversation = dialogue.conversation();
+  const auto conversation = dialogue.conversation();
   for (const auto& one : conversation.messages.as_list())
     out += (out.empty() ? "" : " ") + one.get("role")->as_string() + ":" +
            one.get("content")->as_string();
