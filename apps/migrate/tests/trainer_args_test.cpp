@@ -429,7 +429,7 @@ TEST_CASE("columns of other names are told, or named where there is a key for it
          "fields = {messages = \"talk\"}", "datasets.field_messages"},
         {"base_model: /m\ndatasets: [{path: ./a, type: {field_instruction: q, field_output: a, "
          "format: \"Q: {instruction} {input}\\nA: \"}}]\n",
-         R"(fields = {completion = "a", prompt = "Q: {q} {input?}\nA: "})", "datasets.type"},
+         R"(fields = {prompt = "Q: {q} {input?}\nA: ", completion = "a"})", "datasets.type"},
         {"base_model: /m\ndatasets: [{path: ./a, type: completion, field: chapter}]\n",
          "text_field = \"chapter\"", nullptr},
         {"model_name_or_path: /m\ndataset_name: ./a\ndataset_text_field: body\n",
