@@ -17,6 +17,7 @@
 #include "apps/inference/prompts.h"
 #include "engine/checkpoint/weights/model_tensors.h"
 #include "engine/train/preflight/source.h"
+#include "sdk/base/shell_word.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::cli {
