@@ -233,11 +233,11 @@ std::string Picture::text(const report::Style& style) const {
   for (const char* name : kPartNames) out += "  " + report::pad(name, block);
   while (out.ends_with(' ')) out.pop_back();
   out += "\n";
-  for (const auto& [name, of_rank] : axes)
+  for (const auto& axis : axes)
     out += report::paint(style, report::Tone::dim,
-                         row(name,
+                         row(axis.first,
                              [&](Part, const std::vector<size_t>& column, size_t cells) {
-                               return report::pad_left(label(of_rank, column), cells);
+                               return report::pad_left(label(axis.second, column), cells);
                              })) +
            "\n";
   if (shared)
